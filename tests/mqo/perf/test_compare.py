@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 from mqo.errors import MqoError
 from mqo.perf.comparability import RECORD, check_comparable, read, timed
-from mqo.perf.ratio import lines, noisy, ratio
+from mqo.perf.ratio import noisy, ratio, ratio_lines
 from mqo.perf.train import profiler_flags
 
 from ..report.conftest import make_run, write
@@ -54,9 +54,8 @@ def mqo(command_line):
 def test_runs_of_other_data_seeds_or_flags_are_refused_by_name(timed_run, rest, named):
     one, other = timed_run("one"), timed_run("other", "mxfp8", **rest)
     for allow in (False, True):
-        with pytest.raises(MqoError, match="no equal runs") as left:
+        with pytest.raises(MqoError, match=named):
             check_comparable(one, other, allow_versions=allow)
-        assert named in str(left.value)
 
 
 def test_other_steps_are_refused(timed_run):
@@ -82,7 +81,7 @@ def test_modes_and_a_profiler_may_differ(timed_run):
 
 
 def test_what_is_neither_a_run_nor_a_result_is_refused(tmp_path, runs):
-    with pytest.raises(MqoError, match="neither a run nor"):
+    with pytest.raises(MqoError, match=RECORD):
         read(tmp_path)
     unfinished = runs("unfinished")
     unfinished.result.unlink()
@@ -105,7 +104,7 @@ def test_runs_are_paired_step_by_step_without_the_first_ones(timed_run):
     times = [(n, 100.0 if n < 3 else 1.0) for n in range(1, 21)]
     slower = [(n, 2.0 if n % 2 else 3.0) for n in range(1, 20)]
     found = ratio(timed_run("one", times=times), timed_run("other", times=slower))
-    assert (found.of, found.count) == ("steps", 17)
+    assert (found.unit, found.count) == ("steps", 17)
     assert (found.noisy.low, found.noisy.median, found.noisy.high) == (2.0, 2.0, 3.0)
 
 
@@ -115,7 +114,7 @@ def test_several_repeats_are_paired_by_their_medians(timed_run):
     several = replace(one, repeats=(one.repeats[0], twice))
     other = replace(one, repeats=(twice, dict.fromkeys(range(1, 21), 6.0)))
     found = ratio(several, other)
-    assert (found.of, found.count, found.noisy.median) == ("repeats", 2, 2.5)
+    assert (found.unit, found.count, found.noisy.median) == ("repeats", 2, 2.5)
     assert (found.noisy.low, found.noisy.high) == (2.25, 2.75)
 
 
@@ -135,7 +134,7 @@ def test_one_value_has_no_spread_and_none_is_refused(timed_run):
 def test_the_lines_are_80_columns_wide(timed_run):
     one = timed_run("one", cpu="A CPU whose maker gave it " + "a long name " * 9)
     other = replace(timed_run("other", "mxfp8", step_s=1.0), name="mxfp8, " + "many options " * 9)
-    text = lines(one, other, ratio(one, other))
+    text = ratio_lines(one, other, ratio(one, other))
     assert max(map(len, text)) <= 80
     assert text[-1] == "B/A 2.000x, quartiles 2.000 to 2.000, of 17 paired steps"
 
@@ -148,7 +147,7 @@ def test_two_runs_side_by_side(timed_run, mqo, tmp_path):
     code, out, _ = mqo("--compare", tmp_path / "one", tmp_path / "other")
     assert code == 0
     assert "B/A 0.500x" in out
-    assert "500.0 ms a step" in out
+    assert "500.0 ms per step" in out
 
 
 def test_a_result_is_compared_as_its_runs_were(timed_run, mqo, tmp_path):
@@ -202,7 +201,7 @@ def test_the_runs_of_a_repeat_are_held_to_each_other(runs):
             ("--model", "llama32-1b", "--recipes", "hif4", "--axis", "block=16,32"),
             "--axis block=16,32 changes nothing here",
         ),
-        (("--model", "llama32-1b", "--mode", "bf16", "-o", "."), "holds something already"),
+        (("--model", "llama32-1b", "--mode", "bf16", "-o", "."), ". is not empty"),
     ],
 )
 def test_what_cannot_run_is_refused_with_2(mqo, words, named):

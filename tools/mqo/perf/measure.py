@@ -1,4 +1,4 @@
-"""A performance test from its runs to its folder, and two of them side by side."""
+"""Run performance tests, write their folders, and compare two of them."""
 
 import datetime
 import json
@@ -15,20 +15,19 @@ from mqo.launch.machine import detect
 from mqo.launch.rerun import rerun
 from mqo.perf.comparability import RECORD, Timed, check_comparable, read, run_of, timed
 from mqo.perf.page import page, shown
-from mqo.perf.ratio import lines as compared
-from mqo.perf.ratio import ratio
+from mqo.perf.ratio import ratio, ratio_lines
 from mqo.perf.sections import TRACE, Measured, Section, outcomes, sections
-from mqo.perf.train import Asked, Plan, plan, train
+from mqo.perf.train import PerfOptions, PerfPlan, plan, train
 from mqo.project import Project
 from mqo.report.collect import Run
 from mqo.runs import RunFolder, replace_text
 from mqo.terminal import jsonable
 
 
-def run_tests(asked: Sequence[Asked], folder: Path | None, *, scaling: bool) -> bool:
-    """Test each way to quantize, several in folders of their own; return whether a verdict failed.
+def run_tests(asked: Sequence[PerfOptions], folder: Path | None, *, scaling: bool) -> bool:
+    """Run each test, several in separate folders; return whether a verdict failed.
 
-    All are checked before any is trained.
+    All tests are checked before the first training.
     """
     project, machine = Project.here(), detect()
     plans = [plan(one, machine, scaling=scaling) for one in asked]
@@ -41,31 +40,31 @@ def run_tests(asked: Sequence[Asked], folder: Path | None, *, scaling: bool) -> 
     return any(failed)
 
 
-def _run_test(project: Project, asked: Asked, planned: Plan, place: Path) -> bool:
-    """Measure, write the folder, and print the verdicts; return whether one failed."""
+def _run_test(project: Project, asked: PerfOptions, planned: PerfPlan, place: Path) -> bool:
+    """Run one test, write its folder, and print the verdicts; return whether one failed."""
     runs = train(project, planned.runs, place / "runs", Display.on(sys.stdout))
     _keep_trace(place)
     measured = Measured(planned, runs, place)
     made = sections(measured)
     write(asked, measured, made)
-    for line in lines(made):
+    for line in verdict_lines(made):
         print(line)
     print(str(place / "index.html"))
     return any(verdict.outcome == "fail" for verdict in outcomes(made))
 
 
-def _new(project: Project, planned: Plan, folder: Path | None) -> Path:
-    """Return the folder, empty; MqoError for one that holds something."""
+def _new(project: Project, planned: PerfPlan, folder: Path | None) -> Path:
+    """Return a new or empty folder; MqoError for one that is not empty."""
     if folder is None:
         return create(project.runs / "perf", planned.mode.config.title).root
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise MqoError(f"{folder} holds something already", expected="a new or an empty folder")
+        raise MqoError(f"{folder} is not empty", expected="a new or an empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def _keep_trace(place: Path) -> None:
-    """Move the profiler's trace out of the run; RunError where it wrote none."""
+    """Move the profiler's trace out of the run; RunError if there is none."""
     found = sorted((place / "runs" / "again" / "torch_profile").glob("*.json.gz"))
     if not found:
         raise RunError(
@@ -75,8 +74,8 @@ def _keep_trace(place: Path) -> None:
     found[0].replace(place / TRACE)
 
 
-def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
-    """Write index.html, and at last perf.json, each of them whole."""
+def write(asked: PerfOptions, measured: Measured, made: Sequence[Section]) -> None:
+    """Write index.html, then perf.json; each file is replaced as a whole."""
     runs = measured.runs
     facts = {
         "schema": 1,
@@ -90,8 +89,8 @@ def write(asked: Asked, measured: Measured, made: Sequence[Section]) -> None:
         replace_text(measured.place / name, content)
 
 
-def lines(made: Sequence[Section]) -> list[str]:
-    """Return the verdicts in at most 80 columns, with the reason of each that is not a pass."""
+def verdict_lines(made: Sequence[Section]) -> list[str]:
+    """Return the verdicts in at most 80 columns, with reasons for all but passes."""
     text = []
     for section in made:
         for one in section.verdicts:
@@ -104,17 +103,17 @@ def lines(made: Sequence[Section]) -> list[str]:
 
 
 def compare(one: Path, other: Path, *, repeats: int, allow_versions: bool) -> None:
-    """Print the step times of two folders side by side, after `repeats` replays of both."""
+    """Print the step times of two folders, after `repeats` replays of both."""
     sides = read(one), read(other)
     check_comparable(*sides, allow_versions=allow_versions)
     if repeats:
         sides = _replayed(one, other, repeats, allow_versions=allow_versions)
-    for line in compared(*sides, ratio(*sides)):
+    for line in ratio_lines(*sides, ratio(*sides)):
         print(line)
 
 
 def _replayed(one: Path, other: Path, repeats: int, *, allow_versions: bool) -> tuple[Timed, Timed]:
-    """Replay both, in turn: what slows the machine for a while then slows both."""
+    """Replay both in turn, so that a slow phase of the machine affects both."""
     project, say = Project.here(), Display.on(sys.stdout)
     done: tuple[list[Run], list[Run]] = ([], [])
     for n in range(1, repeats + 1):

@@ -1,4 +1,4 @@
-"""The runs of a performance test: which there are, and their training, one after the other."""
+"""PerfPlan the runs of a performance test, and train them one after the other."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from mqo.project import Project
 from mqo.report.collect import Run
 from mqo.runs import RunFolder
 
-# Steps of the two runs that show scaling, and how many steps the profiler watches of the other.
+# Steps of the two scaling runs, and profiled steps of the repeated run.
 SCALING_STEPS, PROFILED = 12, 3
 LEAST = 2
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be measured: a mode against a baseline, over the first `steps` of a training."""
+class PerfOptions:
+    """The options of a test: a mode and its baseline, over the first `steps` of a training."""
 
     model: str
     mode: Variant
@@ -45,20 +45,20 @@ class Asked:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return it for perf.json: the ways to quantize by their names."""
+        """Return the options for perf.json, with the names of mode and baseline."""
         found = {one.name: getattr(self, one.name) for one in fields(self)}
         return found | {"mode": self.mode.name, "baseline": self.baseline.name}
 
     def planned(
         self, name: str, how: Variant, *flags: str, threads: int | None = None, **rest: Any
     ) -> Planned:
-        """Return a run of `config_of`."""
+        """Return a planned run with the configuration of `config_of`."""
         return Planned(name, self.config_of(how, *flags, **rest), how, threads)
 
     def config_of(
         self, how: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
     ) -> RunConfig:
-        """Return a run of `steps` of them or of as many as the training has, saved or not."""
+        """Return the configuration of a run of at most `steps` steps."""
         extra = (*self.flags, *flags)
         more = {"gemms": self.gemms, "extra_flags": extra, **how.rest}
         cluster = Cluster(nproc_per_node=processes)
@@ -73,7 +73,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that is to be; `threads` of each process, None for what the launcher gives it."""
+    """A planned run; `threads` are per process, None for the launcher's default."""
 
     name: str
     config: RunConfig
@@ -81,14 +81,14 @@ class Planned:
     threads: int | None = None
 
     def command(self) -> str:
-        """Return what trains the same, as shell."""
+        """Return a shell command that trains the same."""
         of, asked = self.config.experiment, self.config.quantization
         words = ["python3", "script/train_config.py", "--model", of.model.name]
         words += ["--dataset", of.dataset.name, *self.how.words]
         words += ["--gemms", asked.gemms] if asked.gemms != "fprop" and not asked.recipe else []
         words += ["--training-config", of.training.name]
         processes = self.config.placement.cluster.nproc_per_node
-        # At real size the launcher's default is all GPUs.
+        # At full size the launcher's default is all GPUs.
         said = processes > 1 or not of.training.is_smoke
         words += ["--nproc-per-node", str(processes)] if said else []
         before = f"{THREADS}={self.threads} " if self.threads else ""
@@ -96,10 +96,10 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The mode twice, the second time under a profiler, and its baseline; and what scales.
+class PerfPlan:
+    """The runs: baseline, mode, mode `again` with a profiler, and `scaling`.
 
-    `scaling` are one and two processes, or nothing, for the reason `unscaled`.
+    `scaling` is one run with one process and one with two, or empty for the reason `unscaled`.
     """
 
     baseline: Planned
@@ -110,12 +110,12 @@ class Plan:
 
     @property
     def runs(self) -> tuple[Planned, ...]:
-        """Return all, in their order."""
+        """Return all runs, in their order."""
         return self.baseline, self.mode, self.again, *self.scaling
 
 
-def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
-    """Return the runs; MqoError where one could not run, UnknownNameError for an unknown name."""
+def plan(asked: PerfOptions, machine: Machine, *, scaling: bool = True) -> PerfPlan:
+    """Return the plan; MqoError if a run is not possible, UnknownNameError for a name."""
     runs = {
         "baseline": asked.planned("baseline", asked.baseline, steps=asked.steps, save=True),
         "mode": asked.planned("mode", asked.mode, steps=asked.steps, save=True),
@@ -123,18 +123,18 @@ def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
     steps = min(asked.steps, length(runs["mode"].config.experiment).steps)
     if steps < LEAST:
         raise MqoError(
-            f"The training has {steps} step", expected=f"at least {LEAST}, one to profile"
+            f"The training has {steps} step", expected=f"at least {LEAST} steps, one to profile"
         )
     flags = profiler_flags(steps)
     runs["again"] = asked.planned("again", asked.mode, *flags, steps=asked.steps, save=True)
     for planned in runs.values():
         check_config(planned.config)
     pair, reason = _scaling(asked, machine) if scaling else ((), "--no-scaling was given")
-    return Plan(**runs, scaling=pair, unscaled=reason)
+    return PerfPlan(**runs, scaling=pair, unscaled=reason)
 
 
 def profiler_flags(steps: int) -> tuple[str, ...]:
-    """Return flags for torch's profiler over some steps, and timers that wait for no other rank."""
+    """Return flags for torch's profiler, and for timers that do not wait for other ranks."""
     first = max(1, min(10, steps // 2))
     return (
         *("--profile", "--use-pytorch-profiler", "--profile-step-start", str(first)),
@@ -143,8 +143,8 @@ def profiler_flags(steps: int) -> tuple[str, ...]:
     )
 
 
-def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
-    """Return one process and two with the same batch, and as many threads each; or why not."""
+def _scaling(asked: PerfOptions, machine: Machine) -> tuple[tuple[Planned, ...], str]:
+    """Return runs with one and two processes of the same batch and threads; or () and why not."""
     places = machine.gpus if machine.has_cuda else machine.cores
     if places < 2:
         return (), f"the machine has one {'GPU' if machine.has_cuda else 'core'}"
@@ -166,7 +166,7 @@ def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
 
 
 def train(project: Project, runs: Sequence[Planned], place: Path, report: Say) -> dict[str, Run]:
-    """Train each in a folder below `place`; RunError when one fails."""
+    """Train each run in a subfolder of `folder`; RunError if one fails."""
     done = {}
     for n, planned in enumerate(runs, 1):
         report(f"run {n}/{len(runs)}  : {planned.name}")
@@ -180,7 +180,7 @@ def train(project: Project, runs: Sequence[Planned], place: Path, report: Say) -
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Set the threads of a process, which the launcher takes from the environment."""
+    """Set the threads of a process in the environment, where the launcher reads them."""
     before = os.environ.get(THREADS)
     if count is not None:
         os.environ[THREADS] = str(count)

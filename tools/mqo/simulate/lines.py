@@ -1,4 +1,4 @@
-"""The simulation as text: one screen, 80 columns."""
+"""Show the simulation as text: one screen, 80 columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqo.display import WIDTH
 from mqo.scale.devices import GIB, device, gib, usable
 from mqo.scale.memory import CONTEXT
 from mqo.simulate.result import UNSEEN, Simulation, needed
-from mqo.simulate.roofline import Part
+from mqo.simulate.roofline import Cost
 
 SHOWN = 6  # lines of source
 MEANINGS = {
@@ -17,21 +17,21 @@ MEANINGS = {
     "gradients": "",
     "optimizer": "states",
     "activations": "kept from forward for backward",
-    "logits": "and what the loss makes of them",
-    "quantizer": "copies that quantizers make",
+    "logits": "and the loss's copies of them",
+    "quantizer": "quantizers' copies",
     "temporary": "",
 }
 
 
-def lines(found: Simulation) -> list[str]:
-    """Return the table."""
+def simulation_lines(found: Simulation) -> list[str]:
+    """Return the text, line by line."""
     head = [part for line in heading(found) for part in wrap(line, WIDTH)]
     said = [f"{question} {answer}" for question, answer in answers(found)]
     return [*head, "", *_memory(found), "", *_step(found), "", *said]
 
 
 def heading(found: Simulation) -> list[str]:
-    """Return what was simulated: the run, its layout, its step, its inputs."""
+    """Return the run, its layout, its step and its inputs."""
     of, rank = found.config.experiment, found.worst
     cluster = found.config.placement.cluster
     gpus = f"{cluster.processes} {found.device} ({cluster.nnodes} x {cluster.nproc_per_node})"
@@ -41,7 +41,7 @@ def heading(found: Simulation) -> list[str]:
         f"layout: {found.layout}",
         f"a step: {rank.global_batch:,} sequences of {rank.sequence:,} tokens, "
         f"{rank.micro_batches} micro-batch{'es' * (rank.micro_batches != 1)} of "
-        f"{rank.micro_batch} a rank",
+        f"{rank.micro_batch} per rank",
     ]
     if of.teacher:
         text.append(f"with the teacher in {of.teacher}: its size, in the student's layout")
@@ -79,7 +79,7 @@ def _memory(found: Simulation) -> Iterator[str]:
         f"  {'in all':12}{gib(found.need):>8}  of {gib(usable(memory))} usable: {found.device} has "
         f"{gib(memory)}, less a tenth"
     )
-    yield "most of it, by the line that made it"
+    yield "the largest, by source line"
     for row in rank.at_peak[:SHOWN]:
         start = f"  {row.bytes / GIB:5.1f} {row.kind:11} {row.tensors:5} x "
         yield start + _end(row.line, WIDTH - len(start))
@@ -95,7 +95,7 @@ def _step(found: Simulation) -> Iterator[str]:
         amount = f"{part.size / 1e9:,.1f} GB sent, {part.calls:,.0f} calls"
         yield _row(f"{kind} {operation}", part, amount)
     if bound.bubble:
-        part = Part(seconds=bound.computing * bound.bubble)
+        part = Cost(seconds=bound.computing * bound.bubble)
         yield _row("pipeline bubble", part, f"{bound.bubble:.0%} of the kernels")
     yield (
         f"  in all {bound.overlapped:.2f} s if all that can overlap does, {bound.serial:.2f} s if "
@@ -103,10 +103,10 @@ def _step(found: Simulation) -> Iterator[str]:
     )
 
 
-def _row(name: str, part: Part, amount: str) -> str:
+def _row(name: str, part: Cost, amount: str) -> str:
     return f"  {name:38}{part.seconds:8.3f}  {amount:>20}"
 
 
 def _end(text: str, width: int) -> str:
-    """Return a text's end that fits."""
+    """Return the end of a text that fits the width."""
     return text if len(text) <= width else f"...{text[3 - width :]}"

@@ -1,4 +1,4 @@
-"""The page of a simulation: one file that needs no other, and no network."""
+"""Render the page of a simulation: one file that needs no other and no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqo.simulate.result import UNSEEN, Simulation
 from mqo.simulate.roofline import seconds, wire_seconds
 
 LINES = 40  # of source
-# Of each kind of memory, on a light page and on a dark one.
+# {kind of memory: (color on a light page, color on a dark page)}
 COLORS = {
     "weights": ("#1f5fa8", "#7db4f0"),
     "gradients": ("#0f7d6e", "#5fd0bd"),
@@ -27,7 +27,7 @@ COLORS = {
 
 
 def page(found: Simulation) -> str:
-    """Return the HTML. SetupError without plotly."""
+    """Return the HTML; SetupError without plotly."""
     environment = templates("mqo.simulate", "mqo.report")
     environment.filters |= {"gib": gib}
     rank = found.worst
@@ -52,7 +52,7 @@ def page(found: Simulation) -> str:
 
 
 def _room(found: Simulation) -> float:
-    """Return the GiB that tensors may take."""
+    """Return the GiB available for tensors."""
     return (found.room - CONTEXT) / GIB
 
 
@@ -63,7 +63,7 @@ def _stage(rank: RankFacts) -> str:
 
 
 def _curves(rank: RankFacts) -> dict[str, Any]:
-    """Return each kind's GiB through a step."""
+    """Return the GiB of each kind over a step."""
     line = rank.timeline
     curves = [
         {
@@ -79,7 +79,7 @@ def _curves(rank: RankFacts) -> dict[str, Any]:
 
 
 def _products(found: Simulation) -> Sequence[tuple[Work, float, float, float]]:
-    """Return each product with its calls, TFLOPs and seconds in a step, the longest first."""
+    """Return each product with its calls, TFLOPs and seconds in a step, slowest first."""
     on = device(found.device)
     rows = [
         (work, calls, work.flops * calls / 1e12, seconds(work, on) * calls)
@@ -90,7 +90,7 @@ def _products(found: Simulation) -> Sequence[tuple[Work, float, float, float]]:
 
 
 def _exchanges(found: Simulation) -> list[dict[str, Any]]:
-    """Return the exchanges of one kind over groups of one size together, the longest first."""
+    """Return exchanges, summed over groups of equal kind and size, slowest first."""
     on, rows = device(found.device), dict[tuple, dict[str, float]]()
     for one, calls in found.slowest.exchanges().items():
         key = (one.group, one.operation, one.ranks, one.nodes)

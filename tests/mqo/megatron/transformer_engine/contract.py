@@ -299,7 +299,7 @@ def test_no_weight_of_the_step_before_is_multiplied(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "more", "text"),
     [
-        ("Linear", {"bias": True}, "has a bias"),
+        ("Linear", {"bias": True}, "a bias"),
         ("Linear", {"bias": False, "fuse_wgrad_accumulation": True}, "would be lost"),
         ("LayerNormMLP", {"bias": False}, "several GEMMs"),
         ("GroupedLinear", {"bias": False}, "several GEMMs"),
@@ -345,7 +345,7 @@ def test_an_unknown_release_is_refused(tmp_path, monkeypatch):
     options(tmp_path, all_gemms("mxfp8"))
     made = layer("Linear", bias=False)
     monkeypatch.setattr("transformer_engine.__version__", "9.9")
-    with pytest.raises(EngineError, match=r"9\.9 is installed; known are its releases 2\.10 to"):
+    with pytest.raises(EngineError, match=r"9\.9 is installed.* 2\.10 to"):
         run(made, inputs())
 
 
