@@ -49,7 +49,7 @@ def main() -> None:
 def simulated(config: RunConfig) -> int:
     """Return the bytes that the run's tensors take, of whatever the machine has."""
     types = dict(config.quantization.types or {})
-    job = jobs.RunJob.of(config, detect(), types, 1.0)
+    job = jobs.RunJob.from_config(config, detect(), types, 1.0)
     series, tree = Series.of(PROJECT), Tree(PROJECT.tree)
     (rank,) = jobs.simulate(PROJECT, tree, series, job, lambda text: None)
     return needed(rank)

@@ -43,7 +43,7 @@ def test_too_few_steps_are_shown_and_not_judged(made):
     _, measured = made(scaling=False)
     short = {n: measured.runs[n] for n in ("baseline", "mode", "again")}
     short = {n: run.__class__(**{**vars(run), "train": run.train[:8]}) for n, run in short.items()}
-    (verdict,) = program.loss(Measured(measured.plan, short, measured.place)).verdicts
+    (verdict,) = program.loss(Measured(measured.plan, short, measured.folder)).verdicts
     assert (verdict.outcome, verdict.why) == ("not judged", "8 steps, and the threshold is for 50")
     assert verdict.value > 0
 
@@ -122,12 +122,12 @@ def test_the_folder_holds_the_page_and_a_record_that_can_be_compared(made):
     asked, measured = made(memory=2**31)
     found = sections(measured)
     write(asked, measured, found)
-    assert not list(measured.place.glob(".*"))
-    record = json.loads((measured.place / RECORD).read_text())
+    assert not list(measured.folder.glob(".*"))
+    record = json.loads((measured.folder / RECORD).read_text())
     assert record["asked"]["mode"] == "FA_linear_mxfp8"
     assert [one["name"] for one in record["sections"]] == [one.name for one in found]
-    assert len(read(measured.place).repeats) == 2
-    html = (measured.place / "index.html").read_text()
+    assert len(read(measured.folder).repeats) == 2
+    html = (measured.folder / "index.html").read_text()
     for section in found:
         assert f'id="{section.name}"' in html
     assert "1 of 9 fails" in html

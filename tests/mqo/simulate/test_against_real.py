@@ -43,7 +43,7 @@ def simulated(vendored, checkout_with):
     pool = ThreadPoolExecutor(2)
 
     def run(config, world, steps, real):
-        job = RunJob.of(config, GPU, dict(config.quantization.types), 1.0)
+        job = RunJob.from_config(config, GPU, dict(config.quantization.types), 1.0)
         series = Series.of(project)
         with (
             source_of(project, vendored, series, config, PROGRAM) as source,

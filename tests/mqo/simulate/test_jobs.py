@@ -34,7 +34,7 @@ def job(*flags, gpus=64, **rest):
     made = resolve(
         "llama32-1b", "wikipedia", "mxfp8", "standard", extra_flags=flags, cluster=cluster, **rest
     )
-    return RunJob.of(made, Machine(1, 8), dict(made.quantization.types), 1.0)
+    return RunJob.from_config(made, Machine(1, 8), dict(made.quantization.types), 1.0)
 
 
 def told(*flags, **rest):

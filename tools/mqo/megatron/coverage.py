@@ -20,12 +20,12 @@ def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str | None
 
 
 def missing(
-    asked: Mapping[str, str], records: Iterable[QuantRecord], type_of: TypeOf = _by_site
+    types: Mapping[str, str], records: Iterable[QuantRecord], type_of: TypeOf = _by_site
 ) -> list[str]:
     """Return one text per difference between the requested and the recorded quantization.
 
     Args:
-        asked: site -> quant type; an absent site has 'none'.
+        types: site -> quant type; an absent site has 'none'.
         records: from all ranks, because a pipeline stage may have no site of a kind.
         type_of: returns an operand's format in a layer, from the recipe and the site's type.
 
@@ -33,16 +33,16 @@ def missing(
     although its type is 'none'. Excluded layers count as not run.
 
     Raises:
-        ValueError: `asked` holds an unknown site or type; the text names the valid ones.
+        ValueError: `types` holds an unknown site or type; the text names the valid ones.
     """
-    for name, wanted in asked.items():
+    for name, wanted in types.items():
         check_choice("GEMM site", name, tuple(SITES))
         check_type(wanted)
     records = list(records)
     faults = []
     for name in SITES:
         here = [record for record in records if record.site == name and record.calls]
-        faults += _site_faults(name, asked.get(name, NONE), here, type_of)
+        faults += _site_faults(name, types.get(name, NONE), here, type_of)
     return faults
 
 
@@ -82,7 +82,7 @@ class SiteCoverage:
 
 
 def site_coverage(
-    asked: Mapping[str, str],
+    types: Mapping[str, str],
     layers: Iterable[Layer],
     used: Collection[str],
     records: Iterable[QuantRecord],
@@ -95,7 +95,7 @@ def site_coverage(
     frozen layers. A layer that ran on no token counts as run, on both sides.
     """
     ran = {(r.site, r.layer, r.operand) for r in records if r.quant_type != EXCLUDED}
-    wanted = [site for site in SITES.values() if asked.get(site.name, "none") != "none"]
+    wanted = [site for site in SITES.values() if types.get(site.name, "none") != "none"]
     missed, idle = set(), set()
     for site in wanted:
         for layer in layers:
@@ -103,7 +103,7 @@ def site_coverage(
                 continue
             if layer.name not in used:
                 idle.add(layer.name)
-            elif not _due(site, layer.name, asked[site.name], type_of) <= ran:
+            elif not _due(site, layer.name, types[site.name], type_of) <= ran:
                 missed.add((site.name, layer.name))
     lost = {site for site, layer, _ in ran if layer == UNLABELED}
     return SiteCoverage(frozenset(missed), frozenset(idle), frozenset(lost))

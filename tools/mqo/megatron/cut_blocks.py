@@ -35,7 +35,7 @@ _CHUNKS = _Cut("wgrad", ("fprop.x", "dgrad.grad"))
 def cut_blocks(
     blocks: Mapping[str, int],
     squares: Mapping[str, int],
-    found: Iterable[FoundLayer],
+    found_layers: Iterable[FoundLayer],
     chunk_tokens: int,
     is_excluded: IsExcluded,
 ) -> list[str]:
@@ -44,12 +44,12 @@ def cut_blocks(
     Args:
         blocks: {site: block size} of the sites that quantize in blocks.
         squares: {SITE.OPERAND: side} of the operands that are quantized in squares.
-        found: this rank's layers.
+        found_layers: this rank's layers.
         chunk_tokens: tokens of a micro-batch in one context-parallel chunk; 0 without chunks.
         is_excluded: whether the run leaves (site, layer) unquantized.
     """
     cut: dict[tuple[str, int, int, int], list] = {}
-    for layer, module, _ in found:
+    for layer, module, _ in found_layers:
         side, (part, whole) = linear.side(module), linear.split_size(module) or (0, 0)
         if layer.kind != LINEAR or part == whole or side is None:
             continue

@@ -45,7 +45,7 @@ def _grouped_class(one_by_one: Any) -> type[Module]:
         ) -> tuple[Tensor, Tensor | None]:
             """Return [tokens, h] for [tokens, h], sorted by expert, and None for the bias."""
             experts = list(self.local_experts)
-            parts = [part for one in experts for part in (one.linear_fc1, one.linear_fc2)]
+            parts = [part for expert in experts for part in (expert.linear_fc1, expert.linear_fc2)]
             # Upstream's GEMM of a frozen weight has no sites, so experts run one by one.
             if len(experts) == 1 or not all(part.weight.requires_grad for part in parts):
                 return super().forward(hidden, tokens_per_expert, probs)
@@ -79,14 +79,14 @@ def check(config: Any) -> None:
 
 def _as_one(experts: list[Any], counts: list[int]) -> Any:
     """Return the forward pass of an expert that contains the linear layers of all experts."""
-    one = experts[0]
+    first = experts[0]
     whole = SimpleNamespace(
-        config=one.config,
-        activation_func=one.activation_func,
+        config=first.config,
+        activation_func=first.activation_func,
         linear_fc1=_Linear([expert.linear_fc1 for expert in experts], counts),
         linear_fc2=_Linear([expert.linear_fc2 for expert in experts], counts),
     )
-    return functools.partial(type(one).forward, whole)
+    return functools.partial(type(first).forward, whole)
 
 
 class _Linear(Module):
@@ -119,35 +119,37 @@ class _GroupedGemm(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, counts: list[int], *weights: Parameter) -> Tensor:
         operands = _operands("fprop", weights)
         inputs, saved = tokens.split(counts), [_Saved() for _ in weights]
-        for one, of, x, weight in zip(saved, operands, inputs, weights, strict=True):
-            one.save_for_backward(x, weight)
-            of.save(one, x, weight, x)
+        for store, gemm, x, weight in zip(saved, operands, inputs, weights, strict=True):
+            store.save_for_backward(x, weight)
+            gemm.save(store, x, weight, x)
         ctx.counts, ctx.weights, ctx.saved = counts, weights, saved
-        ctx.sizes = [len(one.saved_tensors) for one in saved]
-        ctx.save_for_backward(*(tensor for one in saved for tensor in one.saved_tensors))
-        for one in saved:  # autograd keeps and frees them
-            one.saved_tensors = ()
-        lhs = _as_one_tensor([of.lhs(x) for of, x in zip(operands, inputs, strict=True)], tokens)
-        rhs = [of.rhs(weight) for of, weight in zip(operands, weights, strict=True)]
+        ctx.sizes = [len(store.saved_tensors) for store in saved]
+        ctx.save_for_backward(*(tensor for store in saved for tensor in store.saved_tensors))
+        for store in saved:  # autograd keeps and frees them
+            store.saved_tensors = ()
+        lhs = _as_one_tensor(
+            [gemm.lhs(x) for gemm, x in zip(operands, inputs, strict=True)], tokens
+        )
+        rhs = [gemm.rhs(weight) for gemm, weight in zip(operands, weights, strict=True)]
         return _product(lhs, torch.stack(rhs).transpose(1, 2), counts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, pairs = iter(ctx.saved_tensors), []
-        for one, size in zip(ctx.saved, ctx.sizes, strict=True):
-            one.saved_tensors = tuple(next(tensors) for _ in range(size))
-            pairs.append(saved_operands(one))
-            one.saved_tensors = ()
+        for store, size in zip(ctx.saved, ctx.sizes, strict=True):
+            store.saved_tensors = tuple(next(tensors) for _ in range(size))
+            pairs.append(saved_operands(store))
+            store.saved_tensors = ()
         grads = grad.split(ctx.counts)
 
         operands = _operands("dgrad", ctx.weights)
-        lhs = _as_one_tensor([of.lhs(g) for of, g in zip(operands, grads, strict=True)], grad)
-        rhs = [of.rhs(weight) for of, (_, weight) in zip(operands, pairs, strict=True)]
+        lhs = _as_one_tensor([gemm.lhs(g) for gemm, g in zip(operands, grads, strict=True)], grad)
+        rhs = [gemm.rhs(weight) for gemm, (_, weight) in zip(operands, pairs, strict=True)]
         of_tokens = _product(lhs, torch.stack(rhs), ctx.counts)
 
         operands = _operands("wgrad", ctx.weights)
-        left = [_padded(of.lhs(g)) for of, g in zip(operands, grads, strict=True)]
-        right = [_padded(of.rhs(x)) for of, (x, _) in zip(operands, pairs, strict=True)]
+        left = [_padded(gemm.lhs(g)) for gemm, g in zip(operands, grads, strict=True)]
+        right = [_padded(gemm.rhs(x)) for gemm, (x, _) in zip(operands, pairs, strict=True)]
         counts = [len(part) for part in left]
         of_weights = _product(_as_one_tensor(left, grad).t(), torch.cat(right), counts)
         return of_tokens, None, *of_weights.unbind()

@@ -47,7 +47,7 @@ def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
     # In ascending strength, so that the strongest claim stays.
     for claim in sorted(_claims(model), key=lambda claim: claim.strength):
         labels[id(claim.owner)] = claim
-    found = []
+    layers = []
     for claim in labels.values():
         name = ".".join(part for part in (prefix, claim.name) if part)
         setattr(claim.owner, LABEL, name)
@@ -56,8 +56,8 @@ def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
         kind = _kind(claim)
         sited = kind == ATTENTION or (kind == LINEAR and linear.has_sites(claim.module))
         layer = Layer(name, kind, type(claim.module).__name__, frozen, sited)
-        found.append(FoundLayer(layer, claim.module, claim.owner))
-    return found
+        layers.append(FoundLayer(layer, claim.module, claim.owner))
+    return layers
 
 
 def shards_of(module: Module) -> Shards | None:
@@ -75,14 +75,14 @@ def other_weights(model: Module) -> list[Layer]:
 
     Examples are grouped experts, the gate of shared experts, and convolutions.
     """
-    found = []
+    layers = []
     for path, module in _own_modules(model):
         for name, weight in module.named_parameters(recurse=False):
             if weight.dim() >= 2 and not hasattr(weight, LABEL):
                 where = f"{_global_name(model, path)}.{name}".removeprefix(".")
                 frozen = not weight.requires_grad
-                found.append(Layer(where, OTHER, type(module).__name__, frozen, sited=False))
-    return found
+                layers.append(Layer(where, OTHER, type(module).__name__, frozen, sited=False))
+    return layers
 
 
 _EMBEDDING, _LAYER, _OUTPUT = range(3)
@@ -130,8 +130,8 @@ def _claims(model: Module) -> Iterator[_Claim]:
     for path, module in _own_modules(model):
         name = _global_name(model, path)
         for i, (own, weight) in enumerate(linear.weights(module)):
-            of = name if own == "weight" else _part_name(model, path, module, i)
-            yield _Claim(_strength(module, name), weight, of, module)
+            label = name if own == "weight" else _part_name(model, path, module, i)
+            yield _Claim(_strength(module, name), weight, label, module)
         if _has_attention_sites(module):
             yield _Claim(_LAYER, module, name, module)
         tied = _tied_weight(module)

@@ -69,8 +69,8 @@ def weights(module: Any) -> list[tuple[str, Parameter]]:
         names = tuple(f"weight{i}" for i in range(module.num_gemms))
     else:
         names = _GEMMS.get(kind or "", ("weight",))
-    found = ((name, getattr(module, name, None)) for name in names)
-    return [(name, w) for name, w in found if isinstance(w, Parameter) and w.dim() == 2]
+    candidates = ((name, getattr(module, name, None)) for name in names)
+    return [(name, w) for name, w in candidates if isinstance(w, Parameter) and w.dim() == 2]
 
 
 def group(module: Module) -> Any:
@@ -99,9 +99,9 @@ def split_size(module: Any) -> tuple[int, int] | None:
 @functools.cache
 def source_types() -> dict[str, str]:
     """Return the types of the linear sites in the source of upstream's linear layers."""
-    found = importlib.util.find_spec("megatron.core.tensor_parallel.layers")
-    assert found is not None and found.origin is not None
-    return site_types(found.origin)
+    spec = importlib.util.find_spec("megatron.core.tensor_parallel.layers")
+    assert spec is not None and spec.origin is not None
+    return site_types(spec.origin)
 
 
 def _names(module: Module) -> list[str]:

@@ -35,20 +35,20 @@ class Setup:
 
 
 def find_traps(
-    asked: Mapping[str, str], setup: Setup, layers: Iterable[Layer], is_excluded: IsExcluded
+    types: Mapping[str, str], setup: Setup, layers: Iterable[Layer], is_excluded: IsExcluded
 ) -> list[str]:
     """Return one text per cause that would leave GEMMs unquantized, with the flag to change.
 
     Args:
-        asked: site -> quant type; an absent site has 'none'.
+        types: site -> quant type; an absent site has 'none'.
         setup: the same on all ranks.
         layers: from all ranks, because a pipeline stage may have none of a kind.
         is_excluded: whether the run excludes (site, layer).
     """
-    wanted = _wanted(asked)
+    wanted = _wanted(types)
     kinds = {site.layer for site in wanted}
     layers = sorted(set(layers), key=lambda layer: layer.name)
-    traps = setup_traps(asked, setup, is_excluded)
+    traps = setup_traps(types, setup, is_excluded)
     for kind in sorted(kinds, reverse=True):
         names = [site.name for site in wanted if site.layer == kind]
         here = [layer for layer in layers if layer.kind == kind]
@@ -63,9 +63,9 @@ def find_traps(
     return traps
 
 
-def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded) -> list[str]:
+def setup_traps(types: Mapping[str, str], setup: Setup, is_excluded: IsExcluded) -> list[str]:
     """Return the part of `find_traps` that needs only the run's arguments, no model."""
-    kinds = {site.layer for site in _wanted(asked)}
+    kinds = {site.layer for site in _wanted(types)}
     traps: list[str] = []
     if LINEAR in kinds and setup.transformer_impl == releases.NAME:
         traps += setup.engine_faults
@@ -85,7 +85,7 @@ def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded)
             "numbers and types in all steps, and without records; pass --cuda-graph-impl none"
         )
     head = "output_layer"
-    wgrad = asked.get("wgrad", "none") != "none" and not is_excluded("wgrad", head)
+    wgrad = types.get("wgrad", "none") != "none" and not is_excluded("wgrad", head)
     if wgrad and setup.deferred_embedding_wgrad:
         traps.append(
             f"--defer-embedding-wgrad-compute: the wgrad of {head} bypasses its site; leave it "
@@ -104,10 +104,10 @@ def setup_traps(asked: Mapping[str, str], setup: Setup, is_excluded: IsExcluded)
     return traps
 
 
-def notes(asked: Mapping[str, str], layers: Iterable[Layer]) -> list[str]:
+def notes(types: Mapping[str, str], layers: Iterable[Layer]) -> list[str]:
     """Return notes on matrices without a site, which users might expect to be quantized."""
     linear = (site.name for site in SITES.values() if site.layer == LINEAR)
-    if all(asked.get(site, "none") == "none" for site in linear):
+    if all(types.get(site, "none") == "none" for site in linear):
         return []
     here = [layer for layer in set(layers) if layer.kind in (ROUTER, OTHER)]
     here.sort(key=lambda layer: layer.name)
@@ -120,8 +120,8 @@ def listed(layers: list[Layer]) -> str:
     return f"{layers[0].name} ({layers[0].module}){others}"
 
 
-def _wanted(asked: Mapping[str, str]) -> list[GemmSite]:
-    return [site for site in SITES.values() if asked.get(site.name, "none") != "none"]
+def _wanted(types: Mapping[str, str]) -> list[GemmSite]:
+    return [site for site in SITES.values() if types.get(site.name, "none") != "none"]
 
 
 def _layer_traps(layers: list[Layer]) -> list[str]:

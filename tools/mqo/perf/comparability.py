@@ -55,9 +55,9 @@ def timed(*runs: Run) -> Timed:
     )
 
 
-def read(place: Path) -> Timed:
+def read(folder: Path) -> Timed:
     """Return the times of a folder from `mqo perf`, or of a run; MqoError for others."""
-    record = place / RECORD
+    record = folder / RECORD
     if record.is_file():
         try:
             return Timed(**read_json_object(record)["timed"])
@@ -66,51 +66,54 @@ def read(place: Path) -> Timed:
                 f"{record} cannot be read: {error}",
                 expected="a file that this version's `mqo perf` wrote",
             ) from None
-    return timed(run_of(place))
+    return timed(run_of(folder))
 
 
-def run_of(place: Path) -> Run:
+def run_of(folder: Path) -> Run:
     """Return the run of a folder; MqoError if it is not a run that succeeded."""
-    if not is_run(place):
+    if not is_run(folder):
         raise MqoError(
-            f"{place} is neither a run nor a folder from `mqo perf`",
+            f"{folder} is neither a run nor a folder from `mqo perf`",
             expected=f"a folder with {RECORD} or with cell.json",
         )
-    runs, left_out = collect([place])
+    runs, left_out = collect([folder])
     if not runs:
-        raise MqoError(f"{place} cannot be compared: {left_out[0].what}, {left_out[0].reason}")
+        raise MqoError(f"{folder} cannot be compared: {left_out[0].what}, {left_out[0].reason}")
     return runs[0]
 
 
 def check_comparable(
-    one: Timed, other: Timed, *, allow_versions: bool = False, but: Collection[str] = ()
+    first: Timed, second: Timed, *, allow_versions: bool = False, but: Collection[str] = ()
 ) -> None:
     """Raise MqoError that names the differences which make two runs not comparable.
 
     `allow_versions` allows other versions and machines; `but` are names of facts that may differ.
     """
-    different = _different(one.facts, other.facts, but)
+    different = _different(first.facts, second.facts, but)
     if different:
         raise MqoError(
-            f"{one.name} and {other.name} differ in their settings: {different}",
+            f"{first.name} and {second.name} differ in their settings: {different}",
             expected="the same data, seed, steps and flags",
         )
-    made = {"machine": one.machine, **one.versions}, {"machine": other.machine, **other.versions}
-    different = "" if allow_versions else _different(*made, but)
+    versions = (
+        {"machine": first.machine, **first.versions},
+        {"machine": second.machine, **second.versions},
+    )
+    different = "" if allow_versions else _different(*versions, but)
     if different:
         raise MqoError(
-            f"{one.name} and {other.name} ran with different software or machines: {different}",
+            f"{first.name} and {second.name} ran with different software or machines: {different}",
             expected="the same versions, on the same machine",
             help="Pass --allow-versions to compare them anyway",
         )
 
 
-def _different(one: Mapping[str, str], other: Mapping[str, str], but: Collection[str]) -> str:
-    names = sorted({*one, *other} - set(but))
+def _different(first: Mapping[str, str], second: Mapping[str, str], but: Collection[str]) -> str:
+    names = sorted({*first, *second} - set(but))
     parts = [
-        f"{name} is {one.get(name, 'missing') or 'given'} and {other.get(name, 'missing')}"
+        f"{name} is {first.get(name, 'missing') or 'given'} and {second.get(name, 'missing')}"
         for name in names
-        if one.get(name) != other.get(name)
+        if first.get(name) != second.get(name)
     ]
     more = f", and {len(parts) - LISTED} more" if len(parts) > LISTED else ""
     return ", ".join(parts[:LISTED]) + more

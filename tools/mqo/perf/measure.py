@@ -24,33 +24,33 @@ from mqo.runs import RunFolder, replace_text
 from mqo.terminal import jsonable
 
 
-def run_tests(asked: Sequence[PerfOptions], folder: Path | None, *, scaling: bool) -> bool:
+def run_tests(tests: Sequence[PerfOptions], folder: Path | None, *, scaling: bool) -> bool:
     """Run each test, several in separate folders; return whether a verdict failed.
 
     All tests are checked before the first training.
     """
     project, machine = Project.here(), detect()
-    plans = [plan(one, machine, scaling=scaling) for one in asked]
-    place = _new(project, plans[0], folder)
+    plans = [plan(options, machine, scaling=scaling) for options in tests]
+    root = _new(project, plans[0], folder)
     failed = []
-    for one, planned in zip(asked, plans, strict=True):
-        within = place if len(asked) == 1 else place / one.mode.name
+    for options, planned in zip(tests, plans, strict=True):
+        within = root if len(tests) == 1 else root / options.mode.name
         within.mkdir(exist_ok=True)
-        failed.append(_run_test(project, one, planned, within))
+        failed.append(_run_test(project, options, planned, within))
     return any(failed)
 
 
-def _run_test(project: Project, asked: PerfOptions, planned: PerfPlan, place: Path) -> bool:
+def _run_test(project: Project, options: PerfOptions, planned: PerfPlan, folder: Path) -> bool:
     """Run one test, write its folder, and print the verdicts; return whether one failed."""
-    runs = train(project, planned.runs, place / "runs", Display.on(sys.stdout))
-    _keep_trace(place)
-    measured = Measured(planned, runs, place)
-    made = sections(measured)
-    write(asked, measured, made)
-    for line in verdict_lines(made):
+    runs = train(project, planned.runs, folder / "runs", Display.on(sys.stdout))
+    _keep_trace(folder)
+    measured = Measured(planned, runs, folder)
+    evaluated = sections(measured)
+    write(options, measured, evaluated)
+    for line in verdict_lines(evaluated):
         print(line)
-    print(str(place / "index.html"))
-    return any(verdict.outcome == "fail" for verdict in outcomes(made))
+    print(str(folder / "index.html"))
+    return any(verdict.outcome == "fail" for verdict in outcomes(evaluated))
 
 
 def _new(project: Project, planned: PerfPlan, folder: Path | None) -> Path:
@@ -63,63 +63,64 @@ def _new(project: Project, planned: PerfPlan, folder: Path | None) -> Path:
     return folder
 
 
-def _keep_trace(place: Path) -> None:
+def _keep_trace(folder: Path) -> None:
     """Move the profiler's trace out of the run; RunError if there is none."""
-    found = sorted((place / "runs" / "again" / "torch_profile").glob("*.json.gz"))
-    if not found:
+    traces = sorted((folder / "runs" / "again" / "torch_profile").glob("*.json.gz"))
+    if not traces:
         raise RunError(
             "torch's profiler wrote no trace",
-            expected=f"a file in {place / 'runs' / 'again' / 'torch_profile'}",
+            expected=f"a file in {folder / 'runs' / 'again' / 'torch_profile'}",
         )
-    found[0].replace(place / TRACE)
+    traces[0].replace(folder / TRACE)
 
 
-def write(asked: PerfOptions, measured: Measured, made: Sequence[Section]) -> None:
+def write(options: PerfOptions, measured: Measured, evaluated: Sequence[Section]) -> None:
     """Write index.html, then perf.json; each file is replaced as a whole."""
     runs = measured.runs
     facts = {
         "schema": 1,
         "when": datetime.datetime.now().isoformat(sep=" ", timespec="minutes"),
-        "asked": asked.facts,
+        "asked": options.facts,
         "timed": asdict(timed(runs["mode"], runs["again"])),
-        "sections": [asdict(section) for section in made],
+        "sections": [asdict(section) for section in evaluated],
     }
     text = json.dumps(jsonable(facts), indent=1, allow_nan=False)
-    for name, content in (("index.html", page(facts, made, runs)), (RECORD, text + "\n")):
-        replace_text(measured.place / name, content)
+    for name, content in (("index.html", page(facts, evaluated, runs)), (RECORD, text + "\n")):
+        replace_text(measured.folder / name, content)
 
 
-def verdict_lines(made: Sequence[Section]) -> list[str]:
+def verdict_lines(evaluated: Sequence[Section]) -> list[str]:
     """Return the verdicts in at most 80 columns, with reasons for all but passes."""
     text = []
-    for section in made:
-        for one in section.verdicts:
-            value = shown(one.value)
-            text.append(f"{one.outcome:10} {one.what[:37]:37} {value:>9} {one.bound[:21]}".rstrip())
-            if one.outcome != "pass":
-                indent = " " * 11
-                text += textwrap.wrap(one.why, 80, initial_indent=indent, subsequent_indent=indent)
+    for verdict in outcomes(evaluated):
+        name, bound = verdict.what[:37], verdict.bound[:21]
+        text.append(f"{verdict.outcome:10} {name:37} {shown(verdict.value):>9} {bound}".rstrip())
+        if verdict.outcome != "pass":
+            indent = " " * 11
+            text += textwrap.wrap(verdict.why, 80, initial_indent=indent, subsequent_indent=indent)
     return text
 
 
-def compare(one: Path, other: Path, *, repeats: int, allow_versions: bool) -> None:
+def compare(first: Path, second: Path, *, repeats: int, allow_versions: bool) -> None:
     """Print the step times of two folders, after `repeats` replays of both."""
-    sides = read(one), read(other)
+    sides = read(first), read(second)
     check_comparable(*sides, allow_versions=allow_versions)
     if repeats:
-        sides = _replayed(one, other, repeats, allow_versions=allow_versions)
+        sides = _replayed(first, second, repeats, allow_versions=allow_versions)
     for line in ratio_lines(*sides, ratio(*sides)):
         print(line)
 
 
-def _replayed(one: Path, other: Path, repeats: int, *, allow_versions: bool) -> tuple[Timed, Timed]:
+def _replayed(
+    first: Path, second: Path, repeats: int, *, allow_versions: bool
+) -> tuple[Timed, Timed]:
     """Replay both in turn, so that a slow phase of the machine affects both."""
     project, say = Project.here(), Display.on(sys.stdout)
     done: tuple[list[Run], list[Run]] = ([], [])
     for n in range(1, repeats + 1):
-        for side, runs in zip((one, other), done, strict=True):
+        for side, runs in zip((first, second), done, strict=True):
             say(f"repeat {n}/{repeats}: {side}")
             run = side / "runs" / "mode" if (side / RECORD).is_file() else side
-            found = rerun(project, RunFolder(run), allow_versions=allow_versions, report=say)
-            runs.append(run_of(Path(found.run)))
+            result = rerun(project, RunFolder(run), allow_versions=allow_versions, report=say)
+            runs.append(run_of(Path(result.run)))
     return timed(*done[0]), timed(*done[1])

@@ -15,7 +15,7 @@ WIDTH, HEIGHT = 640, 220  # of the plot
 WORDS = {"pass": "✔ pass", "fail": "✘ fail", "not judged": "○ not judged"}
 
 
-def page(facts: Mapping[str, Any], made: Sequence[Section], runs: Mapping[str, Run]) -> str:
+def page(facts: Mapping[str, Any], sections: Sequence[Section], runs: Mapping[str, Run]) -> str:
     """Return the HTML; `facts` is the content of perf.json."""
     environment = templates("mqo.perf", "mqo.report")
     environment.filters |= {"shown": shown}
@@ -23,8 +23,8 @@ def page(facts: Mapping[str, Any], made: Sequence[Section], runs: Mapping[str, R
     pair = [runs[name] for name in ("baseline", "mode")]
     return environment.get_template("perf.html.j2").render(
         facts=facts,
-        sections=made,
-        verdicts=outcomes(made),
+        sections=sections,
+        verdicts=outcomes(sections),
         run=runs["mode"],
         curves=curves([run.train for run in pair]),
         looks=[(run.label, look(run.types)) for run in pair],
@@ -51,15 +51,15 @@ def shown(value: Any) -> str:
 
 def curves(losses: Sequence[Series]) -> list[str]:
     """Return the points of a polyline per series, on one scale; [] if one has under 2 points."""
-    thinned = [[(x, y) for x, y in downsample(one) if math.isfinite(y)] for one in losses]
-    if any(len(one) < 2 for one in thinned):
+    thinned = [[(x, y) for x, y in downsample(series) if math.isfinite(y)] for series in losses]
+    if any(len(series) < 2 for series in thinned):
         return []
-    xs, ys = zip(*(point for one in thinned for point in one), strict=True)
+    xs, ys = zip(*(point for series in thinned for point in series), strict=True)
     across, up = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
     return [
         " ".join(
             f"{WIDTH * (x - min(xs)) / across:.1f},{HEIGHT * (max(ys) - y) / up:.1f}"
-            for x, y in one
+            for x, y in series
         )
-        for one in thinned
+        for series in thinned
     ]

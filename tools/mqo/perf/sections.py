@@ -50,11 +50,11 @@ class Measured:
 
     plan: PerfPlan
     runs: Mapping[str, Run]
-    place: Path
+    folder: Path
 
     def path(self, name: str, *parts: str) -> str:
         """Return the path of a run's folder for a command."""
-        return str(self.place.joinpath("runs", name, *parts))
+        return str(self.folder.joinpath("runs", name, *parts))
 
 
 def sections(measured: Measured) -> list[Section]:
@@ -76,7 +76,7 @@ def precision(measured: Measured) -> Section:
         f"MQO_QUANT_CONFIG={path('mode', 'quant.toml')} {PYTHON} "
         f"{path('mode', 'source', PRECISION)} {path('mode', 'coverage.json')} precision.json"
     )
-    found = _precision(run)
+    result = _precision(run)
     about = (
         "Random operands with a fixed seed, in the sizes of the largest product of each site in "
         "the run (rows, columns and heads are capped, the contraction k is not), quantized and "
@@ -85,8 +85,8 @@ def precision(measured: Measured) -> Section:
         "product of the quantized operands, so it shows only the error of the multiplication. ULPs "
         "are in the output dtype at the exact value."
     )
-    rows = tuple(_precision_row(site) for site in found.get("sites", ()))
-    verdicts = tuple(_precision_verdicts(found, _changed(run)))
+    rows = tuple(_precision_row(site) for site in result.get("sites", ()))
+    verdicts = tuple(_precision_verdicts(result, _changed(run)))
     return Section("precision", "Operator precision", about, rows, verdicts, (command,))
 
 
@@ -114,12 +114,12 @@ def _precision_row(site: TableRow) -> TableRow:
 
 def _changed(run: Run) -> Callable[[str], str]:
     """Return a function of a site: why its format's threshold does not apply; '' if it does."""
-    said = parsed(run.folder.quant_config, QuantToml)
-    chosen = said.quantizer.items()
+    options = parsed(run.folder.quant_config, QuantToml)
+    chosen = options.quantizer.items()
     everywhere = [f"{name} {value}" for name, value in chosen if name in CHANGES_VALUES]
 
     def why(site: str) -> str:
-        own = [name for name in said.operands if name.startswith(f"{site}.")]
+        own = [name for name in options.operands if name.startswith(f"{site}.")]
         if not everywhere and not own:
             return ""
         changes = ", ".join([*everywhere, *own])
@@ -128,22 +128,25 @@ def _changed(run: Run) -> Callable[[str], str]:
     return why
 
 
-def _precision_verdicts(found: Mapping[str, Any], changed: Callable[[str], str]) -> list[Verdict]:
-    if not found:
+def _precision_verdicts(result: Mapping[str, Any], changed: Callable[[str], str]) -> list[Verdict]:
+    if not result:
         return [judge("SQNR of the products", None, "product_fp32", NO_COVERAGE)]
-    made = [
+    verdicts = [
         judge(
             f"SQNR of {site['site']} in {site['quant_type']}",
             float(site["total"]["sqnr_db"]),
             f"sqnr_{site['quant_type']}",
             changed(site["site"]),
         )
-        for site in found["sites"]
+        for site in result["sites"]
         if site["quant_type"] != "none"
     ]
-    worst = min(float(site["product"]["sqnr_db"]) for site in found["sites"])
-    dtype = found["dtype"]
-    return [*made, judge(f"SQNR of the worst multiplication, {dtype}", worst, f"product_{dtype}")]
+    worst = min(float(site["product"]["sqnr_db"]) for site in result["sites"])
+    dtype = result["dtype"]
+    return [
+        *verdicts,
+        judge(f"SQNR of the worst multiplication, {dtype}", worst, f"product_{dtype}"),
+    ]
 
 
 # -- 2. loss --------------------------------------------------------------------------------------
@@ -181,18 +184,18 @@ def determinism(measured: Measured) -> Section:
     """Check that both runs of the mode have the same bits."""
     first, again = measured.runs["mode"], measured.runs["again"]
     losses = compare(first.folder, again.folder)
-    said = "" if isinstance(losses, BitEqual) else losses.line()
-    one, other = (_digests(run) for run in (first, again))
-    names = sorted({*one, *other})
-    unlike = [name for name in names if one.get(name) != other.get(name)]
+    difference = "" if isinstance(losses, BitEqual) else losses.line()
+    digests, again_digests = (_digests(run) for run in (first, again))
+    names = sorted({*digests, *again_digests})
+    unlike = [name for name in names if digests.get(name) != again_digests.get(name)]
     which = f"{len(unlike)} differ, first {unlike[0]}" if unlike else ""
     none = "" if names else "the runs saved no tensor"
     rows = (
-        {"what": "steps' losses", "compared": first.steps, "differ": int(bool(said))},
+        {"what": "steps' losses", "compared": first.steps, "differ": int(bool(difference))},
         {"what": "tensors saved", "compared": len(names), "differ": len(unlike)},
     )
     verdicts = (
-        exactly("losses of two runs", said),
+        exactly("losses of two runs", difference),
         exactly("weights and optimizer of two runs", which, none),
     )
     about = (
@@ -220,15 +223,15 @@ def _digests(run: Run) -> Mapping[str, Any]:
 def throughput(measured: Measured) -> Section:
     """Show tokens and FLOPs per second, and the step time of mode and baseline."""
     base, mode = (measured.runs[name] for name in ("baseline", "mode"))
-    found = ratio(timed(base), timed(mode))
+    times = ratio(timed(base), timed(mode))
     rows = tuple(_speed(name, run) for name, run in (("baseline", base), ("mode", mode)))
-    verdict = judge("step time, mode over baseline", found.noisy, f"step_{mode.machine.kind}")
+    verdict = judge("step time, mode over baseline", times.noisy, f"step_{mode.machine.kind}")
     peak = _peak(mode)
     about = (
         f"Median step time without the first steps, on {mode.machine.line()}. FLOPs are those of "
         "the matrix products in the run's coverage. "
         + (f"MFU refers to {peak:g} TFLOP/s. " if peak else "No MFU: the peak rate is not known. ")
-        + f"Step time of the mode over the baseline: {found.line}. Quantization is emulated: this "
+        + f"Step time of the mode over the baseline: {times.line}. Quantization is emulated: this "
         "is the cost of the emulation, not the speed of a format."
     )
     command = (
@@ -269,14 +272,14 @@ def _peak(run: Run) -> float | None:
 
 def breakdown(measured: Measured) -> Section:
     """Show the parts of a step's time; the trace stays in the folder."""
-    found = trace.read(measured.place / TRACE)
+    parts = trace.read(measured.folder / TRACE)
     rows = tuple(
-        {"part": part, "ms a step": 1000 * seconds, "share, %": 100 * found.share(part)}
-        for part, seconds in found.seconds.items()
+        {"part": part, "ms a step": 1000 * seconds, "share, %": 100 * parts.share(part)}
+        for part, seconds in parts.seconds.items()
     )
-    verdict = judge("share of a step without a label", found.share(trace.REST), "unlabeled")
+    verdict = judge("share of a step without a label", parts.share(trace.REST), "unlabeled")
     about = (
-        f"Mean of {found.steps} profiled steps. The profiler slows them, so use the shares. Labels "
+        f"Mean of {parts.steps} profiled steps. The profiler slows them, so use the shares. Labels "
         "are upstream's timers, torch's collectives, and the quantizers' autograd function. Each "
         "part excludes those above it, so the forward pass excludes its quantizers. The Chrome "
         f"trace is {TRACE}."
@@ -335,15 +338,15 @@ def scaling(measured: Measured) -> Section:
     if not pair:
         verdict = judge("efficiency of 2 processes", None, "efficiency", measured.plan.unscaled)
         return Section("scaling", title, about, (), (verdict,), ())
-    one, two = (timed(measured.runs[planned.name]) for planned in pair)
-    check_comparable(one, two, but=("--nproc-per-node", "machine"))
-    faster = ratio(two, one)
+    single, two = (timed(measured.runs[planned.name]) for planned in pair)
+    check_comparable(single, two, but=("--nproc-per-node", "machine"))
+    faster = ratio(two, single)
     about = (
         "Data parallelism: one and two processes with the same global batch, half the micro-batch, "
         "and the same threads or one GPU per process. Efficiency is the speed-up of paired steps "
         f"divided by 2. Step time of one process over two: {faster.line}."
     )
-    rows = tuple(_scale_row(measured.runs[planned.name], one) for planned in pair)
+    rows = tuple(_scale_row(measured.runs[planned.name], single) for planned in pair)
     low, high = faster.noisy.low, faster.noisy.high
     halves = Noisy(faster.noisy.median / 2, low and low / 2, high and high / 2)
     verdict = judge("efficiency of 2 processes", halves, "efficiency")
@@ -363,6 +366,6 @@ def _scale_row(run: Run, single: Timed) -> TableRow:
     }
 
 
-def outcomes(made: Sequence[Section]) -> list[Verdict]:
+def outcomes(evaluated: Sequence[Section]) -> list[Verdict]:
     """Return all verdicts."""
-    return [verdict for section in made for verdict in section.verdicts]
+    return [verdict for section in evaluated for verdict in section.verdicts]

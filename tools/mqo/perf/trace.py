@@ -64,25 +64,25 @@ def breakdown(events: Iterable[Mapping[str, Any]]) -> Breakdown:
     windows = [_span(event) for event in host if event["name"].startswith(STEP)]
     if not windows:
         raise RunError("The trace has no step", expected=f"ranges called {STEP}N")
-    found: dict[str, Spans] = {part: [] for part in PARTS}
+    spans: dict[str, Spans] = {part: [] for part in PARTS}
     for event in host:
         name = event["name"]
         part = COMMUNICATION if name.startswith(_COLLECTIVES) else _HOST.get(name)
         if part and not (kernels and part in _KERNELS.values()):
-            found[part].append(_span(event))
+            spans[part].append(_span(event))
     for event in kernels:
         for start, part in _KERNELS.items():
             if event["name"].startswith(start):
-                found[part].append(_span(event))
-    return _parts(found, windows, len(windows))
+                spans[part].append(_span(event))
+    return _parts(spans, windows, len(windows))
 
 
-def _parts(found: Mapping[str, Spans], windows: Spans, steps: int) -> Breakdown:
+def _parts(spans: Mapping[str, Spans], windows: Spans, steps: int) -> Breakdown:
     """Return each part's time within the steps, without the time of parts before it."""
-    edges = np.unique(np.concatenate([windows, *filter(None, found.values())]))
+    edges = np.unique(np.concatenate([windows, *filter(None, spans.values())]))
     left, seconds = _covered(edges, windows), {}
     for part in PARTS:
-        taken = left & _covered(edges, found[part])
+        taken = left & _covered(edges, spans[part])
         left &= ~taken
         seconds[part] = np.diff(edges)[taken].sum() / steps / 1e6
     return Breakdown(steps, seconds | {REST: np.diff(edges)[left].sum() / steps / 1e6})

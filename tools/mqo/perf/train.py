@@ -46,29 +46,29 @@ class PerfOptions:
     @property
     def facts(self) -> dict[str, Any]:
         """Return the options for perf.json, with the names of mode and baseline."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return found | {"mode": self.mode.name, "baseline": self.baseline.name}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"mode": self.mode.name, "baseline": self.baseline.name}
 
     def planned(
-        self, name: str, how: Variant, *flags: str, threads: int | None = None, **rest: Any
+        self, name: str, variant: Variant, *flags: str, threads: int | None = None, **rest: Any
     ) -> Planned:
         """Return a planned run with the configuration of `config_of`."""
-        return Planned(name, self.config_of(how, *flags, **rest), how, threads)
+        return Planned(name, self.config_of(variant, *flags, **rest), variant, threads)
 
     def config_of(
-        self, how: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
+        self, variant: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
     ) -> RunConfig:
         """Return the configuration of a run of at most `steps` steps."""
         extra = (*self.flags, *flags)
-        more = {"gemms": self.gemms, "extra_flags": extra, **how.rest}
+        more = {"gemms": self.gemms, "extra_flags": extra, **variant.rest}
         cluster = Cluster(nproc_per_node=processes)
-        names = (self.model, self.dataset, how.mode, self.config)
-        made = resolve(*names, cluster=cluster, **more)
-        last = min(steps, length(made.experiment).steps)
+        names = (self.model, self.dataset, variant.mode, self.config)
+        config = resolve(*names, cluster=cluster, **more)
+        last = min(steps, length(config.experiment).steps)
         saved = {"save_interval": last if save else 0}
-        training = made.experiment.training.model_copy(update=saved)
+        training = config.experiment.training.model_copy(update=saved)
         extra = (*extra, "--exit-interval", str(last))
-        return made.with_experiment(training=training, extra_flags=extra)
+        return config.with_experiment(training=training, extra_flags=extra)
 
 
 @dataclass(frozen=True)
@@ -77,22 +77,26 @@ class Planned:
 
     name: str
     config: RunConfig
-    how: Variant
+    variant: Variant
     threads: int | None = None
 
     def command(self) -> str:
         """Return a shell command that trains the same."""
-        of, asked = self.config.experiment, self.config.quantization
-        words = ["python3", "script/train_config.py", "--model", of.model.name]
-        words += ["--dataset", of.dataset.name, *self.how.words]
-        words += ["--gemms", asked.gemms] if asked.gemms != "fprop" and not asked.recipe else []
-        words += ["--training-config", of.training.name]
+        experiment, quantization = self.config.experiment, self.config.quantization
+        words = ["python3", "script/train_config.py", "--model", experiment.model.name]
+        words += ["--dataset", experiment.dataset.name, *self.variant.words]
+        words += (
+            ["--gemms", quantization.gemms]
+            if quantization.gemms != "fprop" and not quantization.recipe
+            else []
+        )
+        words += ["--training-config", experiment.training.name]
         processes = self.config.placement.cluster.nproc_per_node
         # At full size the launcher's default is all GPUs.
-        said = processes > 1 or not of.training.is_smoke
-        words += ["--nproc-per-node", str(processes)] if said else []
+        sets_processes = processes > 1 or not experiment.training.is_smoke
+        words += ["--nproc-per-node", str(processes)] if sets_processes else []
         before = f"{THREADS}={self.threads} " if self.threads else ""
-        return before + shlex.join([*words, "--", *of.extra_flags])
+        return before + shlex.join([*words, "--", *experiment.extra_flags])
 
 
 @dataclass(frozen=True)
@@ -114,22 +118,22 @@ class PerfPlan:
         return self.baseline, self.mode, self.again, *self.scaling
 
 
-def plan(asked: PerfOptions, machine: Machine, *, scaling: bool = True) -> PerfPlan:
+def plan(options: PerfOptions, machine: Machine, *, scaling: bool = True) -> PerfPlan:
     """Return the plan; MqoError if a run is not possible, UnknownNameError for a name."""
     runs = {
-        "baseline": asked.planned("baseline", asked.baseline, steps=asked.steps, save=True),
-        "mode": asked.planned("mode", asked.mode, steps=asked.steps, save=True),
+        "baseline": options.planned("baseline", options.baseline, steps=options.steps, save=True),
+        "mode": options.planned("mode", options.mode, steps=options.steps, save=True),
     }
-    steps = min(asked.steps, length(runs["mode"].config.experiment).steps)
+    steps = min(options.steps, length(runs["mode"].config.experiment).steps)
     if steps < LEAST:
         raise MqoError(
             f"The training has {steps} step", expected=f"at least {LEAST} steps, one to profile"
         )
     flags = profiler_flags(steps)
-    runs["again"] = asked.planned("again", asked.mode, *flags, steps=asked.steps, save=True)
+    runs["again"] = options.planned("again", options.mode, *flags, steps=options.steps, save=True)
     for planned in runs.values():
         check_config(planned.config)
-    pair, reason = _scaling(asked, machine) if scaling else ((), "--no-scaling was given")
+    pair, reason = _scaling(options, machine) if scaling else ((), "--no-scaling was given")
     return PerfPlan(**runs, scaling=pair, unscaled=reason)
 
 
@@ -143,34 +147,34 @@ def profiler_flags(steps: int) -> tuple[str, ...]:
     )
 
 
-def _scaling(asked: PerfOptions, machine: Machine) -> tuple[tuple[Planned, ...], str]:
+def _scaling(options: PerfOptions, machine: Machine) -> tuple[tuple[Planned, ...], str]:
     """Return runs with one and two processes of the same batch and threads; or () and why not."""
     places = machine.gpus if machine.has_cuda else machine.cores
     if places < 2:
         return (), f"the machine has one {'GPU' if machine.has_cuda else 'core'}"
     threads = None if machine.has_cuda else machine.cores // 2
-    micro = tables.pick(tables.trainings(), "training configuration", asked.config).micro_batch
+    micro = tables.pick(tables.trainings(), "training configuration", options.config).micro_batch
     flags = ("--micro-batch-size", str(max(1, micro // 2)))
-    made = tuple(
-        asked.planned(
-            name, asked.mode, *flags, steps=SCALING_STEPS, processes=processes, threads=threads
+    pair = tuple(
+        options.planned(
+            name, options.mode, *flags, steps=SCALING_STEPS, processes=processes, threads=threads
         )
         for name, processes in (("one_process", 1), ("two_processes", 2))
     )
     try:
-        for planned in made:
+        for planned in pair:
             check_config(planned.config)
     except LayoutError as error:
         return (), str(error)
-    return made, ""
+    return pair, ""
 
 
-def train(project: Project, runs: Sequence[Planned], place: Path, report: Say) -> dict[str, Run]:
-    """Train each run in a subfolder of `folder`; RunError if one fails."""
+def train(project: Project, runs: Sequence[Planned], root: Path, report: Say) -> dict[str, Run]:
+    """Train each run in a subfolder of `root`; RunError if one fails."""
     done = {}
     for n, planned in enumerate(runs, 1):
         report(f"run {n}/{len(runs)}  : {planned.name}")
-        folder = RunFolder(place / planned.name)
+        folder = RunFolder(root / planned.name)
         folder.root.mkdir(parents=True)
         with _threads(planned.threads):
             run(project, planned.config, report=report, folder=folder)

@@ -85,7 +85,7 @@ def tables(file: Path = FILE) -> Tables:
     return Tables.model_validate(read)
 
 
-def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -> Verdict:
+def judge(quantity: str, value: float | Noisy | None, name: str, unless: str = "") -> Verdict:
     """Return the verdict for the threshold `name`.
 
     The value is not judged if `unless` has a reason, or if the quartiles are on both sides of the
@@ -94,25 +94,25 @@ def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -
     middle = value.median if isinstance(value, Noisy) else value
     bound = tables().thresholds.get(name)
     if bound is None:
-        return Verdict(what, "not judged", middle, "no threshold", unless or f"{name} has none")
+        return Verdict(quantity, "not judged", middle, "no threshold", unless or f"{name} has none")
     if unless or middle is None:
-        return Verdict(what, "not judged", middle, bound.line, unless or "not measured")
+        return Verdict(quantity, "not judged", middle, bound.line, unless or "not measured")
     if isinstance(value, Noisy):
         if value.low is None or value.high is None:
             few = "too few values to separate it from noise"
-            return Verdict(what, "not judged", middle, bound.line, few)
+            return Verdict(quantity, "not judged", middle, bound.line, few)
         if bound.holds(value.low) != bound.holds(value.high):
             noise = f"noise: the quartiles are {value.low:.3g} and {value.high:.3g}"
-            return Verdict(what, "not judged", middle, bound.line, noise)
+            return Verdict(quantity, "not judged", middle, bound.line, noise)
     outcome: Outcome = "pass" if bound.holds(middle) else "fail"
-    return Verdict(what, outcome, middle, bound.line, bound.reason)
+    return Verdict(quantity, outcome, middle, bound.line, bound.reason)
 
 
-def exactly(what: str, difference: str, unless: str = "") -> Verdict:
+def exactly(quantity: str, difference: str, unless: str = "") -> Verdict:
     """Return the verdict on values that must be bit-equal; `difference` is empty if they are."""
     bound = tables().thresholds["bit_equal"]
     if unless:
-        return Verdict(what, "not judged", None, bound.line, unless)
+        return Verdict(quantity, "not judged", None, bound.line, unless)
     outcome: Outcome = "fail" if difference else "pass"
     value = 1.0 if difference else 0.0
-    return Verdict(what, outcome, value, bound.line, difference or bound.reason)
+    return Verdict(quantity, outcome, value, bound.line, difference or bound.reason)

@@ -38,24 +38,24 @@ class SimulationOptions:
     imbalance: float
 
 
-def simulated(asked: SimulationOptions, tree: Tree, say: Say) -> Simulation:
+def simulated(options: SimulationOptions, tree: Tree, say: Say) -> Simulation:
     """Simulate the run of a script.
 
     Raises:
         MqoError: the script would refuse its arguments before it trains.
     """
-    words, of_attention = arguments(asked.script)
-    own = [*words, *asked.words]
+    words, of_attention = arguments(options.script)
+    own = [*words, *options.words]
     if strange := next(filter(_PROCESSES.match, own), None):
         raise MqoError(
             f"The script's arguments contain {strange}", expected="--nodes and --device instead"
         )
     args = command_line.parser(of_attention).parse_intermixed_args(
-        [*own, "--nnodes", str(asked.nodes)]
+        [*own, "--nnodes", str(options.nodes)]
     )
     args.nproc_per_node = args.nproc_per_node or command_line.GPUS_PER_NODE
-    machine = imagined(asked.device, args.nproc_per_node)
-    config = command_line.config_from(args, list(asked.megatrons), machine)
+    machine = imagined(options.device, args.nproc_per_node)
+    config = command_line.config_from(args, list(options.megatrons), machine)
     _refuse(config)
     if config.placement.megatron:
         tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
@@ -66,9 +66,9 @@ def simulated(asked: SimulationOptions, tree: Tree, say: Say) -> Simulation:
         [*planned.config.placement.layout, *planned.config.experiment.extra_flags],
         planned.config.placement.cluster.processes,
     )
-    job = RunJob.of(planned.config, machine, types, asked.imbalance)
+    job = RunJob.from_config(planned.config, machine, types, options.imbalance)
     ranks = simulate(project, tree, Series.of(project), job, say)
-    return Simulation(planned.config, asked.device, str(layout), asked.imbalance, tuple(ranks))
+    return Simulation(planned.config, options.device, str(layout), options.imbalance, tuple(ranks))
 
 
 def _refuse(config: RunConfig) -> None:

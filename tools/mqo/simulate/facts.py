@@ -124,16 +124,16 @@ class RankFacts(BaseModel):
         step = self.steps[-1].micro_batches - self.steps[0].micro_batches
         further = self.micro_batches - self.steps[-1].micro_batches
         scale = further / step if step > 0 and further > 0 else 0.0
-        found = {
+        calls_by_row = {
             row: more.get(row, 0) + scale * (more.get(row, 0) - fewer.get(row, 0))
             for row in {**fewer, **more}
         }
-        return {row: calls for row, calls in found.items() if calls > 0}
+        return {row: calls for row, calls in calls_by_row.items() if calls > 0}
 
 
 def _counted(kind: type[Row], rows: Iterable[dict[str, Any]]) -> dict[Row, float]:
-    found: dict[Row, float] = {}
+    counts: dict[Row, float] = {}
     for row in rows:
         key = kind(**{name: value for name, value in row.items() if name != "calls"})
-        found[key] = found.get(key, 0) + row["calls"]
-    return found
+        counts[key] = counts.get(key, 0) + row["calls"]
+    return counts

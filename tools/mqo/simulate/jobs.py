@@ -38,14 +38,14 @@ class RunJob:
     imbalance: float
 
     @classmethod
-    def of(
+    def from_config(
         cls, config: RunConfig, machine: Machine, types: dict[str, str], imbalance: float
     ) -> RunJob:
         """Return the job of a run on a machine; `types` are the quant types in its source."""
-        of = config.experiment
-        sizes = (*vocabulary_flags(of), "--no-create-attention-mask-in-dataloader")
-        own = (*model_flags(of, machine), *config.placement.layout, *of.extra_flags)
-        flags = (*sizes, *own, *distillation_flags(of))
+        experiment = config.experiment
+        sizes = (*vocabulary_flags(experiment), "--no-create-attention-mask-in-dataloader")
+        own = (*model_flags(experiment, machine), *config.placement.layout, *experiment.extra_flags)
+        flags = (*sizes, *own, *distillation_flags(experiment))
         # No measurements, because these read values.
         recording = config.recording.options | {"every": 0, "dump": ()}
         unmeasured = config.recording.model_copy(update={"options": recording})
@@ -100,12 +100,12 @@ def simulate(
     words = list(job.words())
     with source_of(project, tree, series, job.config, PROGRAM) as source:
 
-        def run(one: list[str]) -> dict[str, Any]:
+        def run(arguments: list[str]) -> dict[str, Any]:
             return ask_cached(
                 project,
                 source,
                 PROGRAM,
-                one,
+                arguments,
                 options=job.options,
                 limit_s=TIME_LIMIT_S,
                 help="Leave out options that need data, because they cannot be simulated",
@@ -113,4 +113,4 @@ def simulate(
 
         say(f"simulate : {len(words)} of {job.config.placement.cluster.processes} ranks")
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            return [RankFacts(**found) for found in pool.map(run, words)]
+            return [RankFacts(**facts) for facts in pool.map(run, words)]

@@ -52,21 +52,21 @@ class Simulation:
 
     def roofline(self, rank: RankFacts) -> Roofline:
         """Return the roofline of a rank."""
-        return Roofline.of(rank, device(self.device))
+        return Roofline.for_rank(rank, device(self.device))
 
     def as_table(self) -> dict[str, Any]:
         """Return the table for JSON."""
-        of, asked = self.config.experiment, self.config.quantization
+        experiment, quantization = self.config.experiment, self.config.quantization
         bound = self.roofline(self.slowest)
         return {
-            "model": of.model_name,
-            "mode": asked.name,
-            "training": of.training.name,
-            "dtype": of.dtype,
+            "model": experiment.model_name,
+            "mode": quantization.name,
+            "training": experiment.training.name,
+            "dtype": experiment.dtype,
             "device": self.device,
             "gpus": self.config.placement.cluster.processes,
             "layout": self.layout,
-            "flags": [*self.config.placement.layout, *of.extra_flags],
+            "flags": [*self.config.placement.layout, *experiment.extra_flags],
             "imbalance": self.imbalance,
             "fits": self.fits,
             "need": self.need,
@@ -91,7 +91,9 @@ class Simulation:
 def _rank_table(rank: RankFacts) -> dict[str, Any]:
     """Return a rank's facts, with its steps combined into one step of the run."""
     works = [work.model_dump() | {"calls": calls} for work, calls in rank.works().items()]
-    exchanges = [one.model_dump() | {"calls": calls} for one, calls in rank.exchanges().items()]
+    exchanges = [
+        exchange.model_dump() | {"calls": calls} for exchange, calls in rank.exchanges().items()
+    ]
     facts = rank.model_dump(exclude={"steps"})
     return facts | {
         "micro_batches": rank.micro_batches,

@@ -62,7 +62,7 @@ class Roofline:
     bubble: float
 
     @classmethod
-    def of(cls, rank: RankFacts, device: Device) -> Roofline:
+    def for_rank(cls, rank: RankFacts, device: Device) -> Roofline:
         """Return the roofline of a rank on a device."""
         products, others = Cost(), Cost()
         for work, calls in rank.works().items():

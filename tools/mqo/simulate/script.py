@@ -38,8 +38,8 @@ def arguments(script: Path) -> tuple[list[str], bool]:
         for at, word in enumerate(words):
             name = word.rpartition("/")[2]
             if name in FRONT_ENDS:
-                own = [one for one in words[at + 1 :] if one not in _PASSED_ON]
-                if strange := [one for one in own if "$" in one or "`" in one]:
+                own = [argument for argument in words[at + 1 :] if argument not in _PASSED_ON]
+                if strange := [argument for argument in own if "$" in argument or "`" in argument]:
                     raise _unreadable(script, f"uses {strange[0]} of the shell")
                 return own, FRONT_ENDS[name]
     raise _unreadable(script, "does not start a launcher")

@@ -137,7 +137,7 @@ def test_an_exclude_that_matches_no_layer_ends_the_run_before_its_first_step(run
     run(exclude=("proj",))
     before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
     run(exclude=("pro",))
-    guard._found = None
+    guard._labeled = None
     with pytest.raises(GuardError, match=r"before the first step.*'pro' matches no.*nearest.*proj"):
         before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
 
@@ -250,7 +250,7 @@ def test_the_hooks_are_gone_after_the_first_step_and_none_without_a_type(run):
     before_step([net], ARGS)
     assert hooks(net) == []
     run(fprop="mxfp8")
-    guard._found = None
+    guard._labeled = None
     before_step([net], ARGS)
     assert len(hooks(net)) == 2
     net(torch.ones(4, 32)).sum().backward()

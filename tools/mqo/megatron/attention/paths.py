@@ -49,14 +49,14 @@ def fused_context(
     dropout = dropout_of(layer)
     fused = partial(fused_attention, scale=layer.softmax_scale, dropout=dropout)
     own = dropout and not layer.config.sequence_parallel
-    found = []
+    contexts = []
     with rng_tracker.fork() if own else nullcontext():
         for span in spans_of(query.size(0), key.size(0), part_of(layer), starts):
             seen = slice(span.first, span.position + span.stop - span.start)
             rows = query[span.start : span.stop]
             # The single query of a decoding step sees every key.
-            found.append(fused(rows, key[seen], value[seen], causal=rows.size(0) > 1))
-    return _as(packed, found[0] if len(found) == 1 else torch.cat(found))
+            contexts.append(fused(rows, key[seen], value[seen], causal=rows.size(0) > 1))
+    return _as(packed, contexts[0] if len(contexts) == 1 else torch.cat(contexts))
 
 
 def chunked_context(
@@ -76,10 +76,10 @@ def chunked_context(
     """
     del rng_tracker
     packed, sizes = query.dim() == 3, (query.size(0), key.size(0))
-    operands, how = _quantized(layer, pv_type, qk, *_with_batch(query, key, value))
+    operands, settings = _quantized(layer, pv_type, qk, *_with_batch(query, key, value))
     visible = Visible(tuple(spans_of(*sizes, part_of(layer), starts)))
     visible = visible if mask is None else Visible.by(mask, *sizes)
-    return _as(packed, chunked_attention(*operands, visible=visible, **how))
+    return _as(packed, chunked_attention(*operands, visible=visible, **settings))
 
 
 def _quantized(

@@ -58,7 +58,7 @@ class ArgsTable:
 
 def parse_table(rows: Mapping[str, Any]) -> ArgsTable:
     """Return the table of a parsed TOML file; ValueError if an argument is in two groups."""
-    values = {kind: _values(found) for kind, found in rows["values"].items()}
+    values = {kind: _values(rows_of_kind) for kind, rows_of_kind in rows["values"].items()}
     no_effect = {group: _names(text) for group, text in rows["no_effect"].items()}
     sets = {name: _names(rows[name]) for name in ("expressed", "refused")}
     marks = {name: _names(rows[name]) for name in ("read", "unsupported", "needed", "files")}
@@ -88,8 +88,8 @@ def _names(text: str) -> frozenset[str]:
 
 def _values(rows: Mapping[str, list[Any]]) -> Values:
     return {
-        name: tuple(None if value == "None" else value for value in found)
-        for name, found in rows.items()
+        name: tuple(None if value == "None" else value for value in allowed)
+        for name, allowed in rows.items()
     }
 
 
@@ -112,5 +112,5 @@ def unknown_arguments(saved: Mapping[str, Any], ignored: Collection[str] = ()) -
     known = read_table().names
     if listed := sorted(set(ignored) & known):
         raise ValueError(f"{IGNORE_FLAG} {listed[0]} is a known argument of this release")
-    found = (name for name in saved if name not in known and name not in ignored)
-    return sorted((name for name in found if not is_empty(saved[name])), key=str)
+    unknown = (name for name in saved if name not in known and name not in ignored)
+    return sorted((name for name in unknown if not is_empty(saved[name])), key=str)

@@ -69,17 +69,17 @@ def before_load(args: Namespace, load_arg: str = "load", model: Any = ()) -> Non
     folder = load_folder(args, load_arg)
     if folder is None:
         return
-    found = error = None
+    choice = error = None
     if rank() == 0:
         try:
-            found = _look(args, getattr(args, load_arg, None), folder)
+            choice = _look(args, getattr(args, load_arg, None), folder)
         except CheckpointError as none:
             error = str(none)
-    found, error = all_ranks((found, error))[0]
+    choice, error = all_ranks((choice, error))[0]
     if error:
         raise CheckpointError(error)
-    if found:
-        args.ckpt_step, why = found
+    if choice:
+        args.ckpt_step, why = choice
         if rank() == 0:
             print(f"mqo: {why}; resuming from iteration {args.ckpt_step}", flush=True)
 
@@ -137,20 +137,20 @@ def _look(args: Namespace, own: str | None, used: Path) -> tuple[int, str] | Non
 
     `own` is the folder in the run's arguments, `used` the one from which upstream loads.
     """
-    found, chosen = None, getattr(args, "ckpt_step", None)
+    choice, chosen = None, getattr(args, "ckpt_step", None)
     folder = Path(own or used)
     if chosen is None and not _has_tracker(folder):
-        found = _without_tracker(args, folder)
-    if found is None:
+        choice = _without_tracker(args, folder)
+    if choice is None:
         folder = used
     # A pre-trained model of another program may have no hashes.
     pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
-    if found is None and chosen is None and _verifies(args) and not pretrained:
-        found = choose(folder, fault, own=_is_own(args, folder))
-    checkpoint = loaded(folder, found[0] if found else chosen)
+    if choice is None and chosen is None and _verifies(args) and not pretrained:
+        choice = choose(folder, fault, own=_is_own(args, folder))
+    checkpoint = loaded(folder, choice[0] if choice else chosen)
     check_metadata(checkpoint)
     check_common_state(checkpoint)
-    return found
+    return choice
 
 
 def _without_tracker(args: Namespace, folder: Path) -> tuple[int, str] | None:

@@ -53,23 +53,23 @@ def begin_run(model: Iterable[Module], args: Namespace) -> list[str]:
 def explain(error: BaseException) -> DiskError | None:
     """Return a DiskError if a full disk caused `error`, else None."""
     begun = being_saved()
-    if not any(_says_full(one) for one in _chain(error)) and not _lacks_room(begun):
+    if not any(_says_full(cause) for cause in _chain(error)) and not _lacks_room(begun):
         return None
     if begun is not None:
         return DiskError(_text(begun.parent))
-    named = (getattr(one, "filename", None) for one in _chain(error))
-    places = [Path(name).parent for name in named if isinstance(name, str)]
+    named = (getattr(cause, "filename", None) for cause in _chain(error))
+    folders = [Path(name).parent for name in named if isinstance(name, str)]
     run = run_folder()
-    places = places or [place for place in (_save, run.root if run else None) if place]
-    return DiskError(_text(min(places or [Path.cwd()], key=free_bytes)))
+    folders = folders or [folder for folder in (_save, run.root if run else None) if folder]
+    return DiskError(_text(min(folders or [Path.cwd()], key=free_bytes)))
 
 
-def full_text(place: Path, error: BaseException) -> str | None:
+def full_text(folder: Path, error: BaseException) -> str | None:
     """Return a clause if a full disk of `folder` caused a failed write to it, else None."""
-    free = free_bytes(place)
-    if free >= _LEAST and not any(_says_full(one) for one in _chain(error)):
+    free = free_bytes(folder)
+    if free >= _LEAST and not any(_says_full(cause) for cause in _chain(error)):
         return None
-    return f"The disk of {place} is full: {readable(free)} are free"
+    return f"The disk of {folder} is full: {readable(free)} are free"
 
 
 def checkpoint_bytes(model: Iterable[Module], args: Namespace) -> int:
@@ -111,13 +111,13 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
     """Yield the error, its causes, and the errors that torch collected from all ranks."""
     left, seen = [error], set()
     while left:
-        one = left.pop()
-        if id(one) in seen:
+        cause = left.pop()
+        if id(cause) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        left += [e for e in (one.__cause__, one.__context__) if e is not None]
-        left += [wrapped[0] for wrapped in getattr(one, "failures", {}).values()]
+        seen.add(id(cause))
+        yield cause
+        left += [e for e in (cause.__cause__, cause.__context__) if e is not None]
+        left += [wrapped[0] for wrapped in getattr(cause, "failures", {}).values()]
 
 
 def _lacks_room(begun: Path | None) -> bool:
@@ -128,10 +128,10 @@ def _lacks_room(begun: Path | None) -> bool:
     return free_bytes(begun) < max(_needed - written, _LEAST)
 
 
-def _text(place: Path) -> str:
-    parts = [f"The disk of {place} is full: {readable(free_bytes(place))} are free."]
-    if place == _save:
-        saved = newest_saved(place)
+def _text(folder: Path) -> str:
+    parts = [f"The disk of {folder} is full: {readable(free_bytes(folder))} are free."]
+    if folder == _save:
+        saved = newest_saved(folder)
         newest = "none was saved" if saved is None else f"the newest is of step {saved}"
         parts.append(f"A checkpoint needs about {readable(_needed)}; {newest}.")
     parts.append(

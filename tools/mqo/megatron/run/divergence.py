@@ -74,9 +74,9 @@ def end_if_diverged(machine: Any) -> tuple[bool, bool, int]:
     raise DivergenceError(error_text(f"{_clause(rejected)} {when}"))
 
 
-def error_text(found: str, *, layer_is_known: bool = False) -> str:
-    """Return an error's text: the clause `found`, the last finite steps, and what to try."""
-    parts = [f"{found}.", _last_steps(), _where_to_start(layer_is_known), _what_to_try()]
+def error_text(clause: str, *, layer_is_known: bool = False) -> str:
+    """Return an error's text: `clause`, the last finite steps, and what to try."""
+    parts = [f"{clause}.", _last_steps(), _where_to_start(layer_is_known), _what_to_try()]
     return " ".join(parts)
 
 

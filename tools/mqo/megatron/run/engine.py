@@ -30,26 +30,28 @@ def faults(args: Namespace) -> tuple[str, ...]:
     why = releases.fault(version)
     if version is None or why:
         return (f"{why}; pass --transformer-impl local",)
-    found = list(_recipe(args))
+    texts = list(_recipe(args))
     if current().save_activations == "packed":
-        found.append(
+        texts.append(
             "--save-activations packed: Transformer Engine saves quantized tensors; leave it out"
         )
     if current().is_random and not current().cache_weights:
-        found.append(
+        texts.append(
             "Transformer Engine quantizes a weight once per step, with the random numbers of the "
             "first micro-batch; pass --cache-weights, which makes local layers do the same"
         )
     if not releases.multiplies_plain_tensors(version):
-        found += _older(args, version)
-    return tuple(found)
+        texts += _older(args, version)
+    return tuple(texts)
 
 
 def _recipe(args: Namespace) -> list[str]:
-    asked = {"fp8_recipe": "custom", "fp8_quantizer_factory": releases.FACTORY}
-    found = []
-    if not getattr(args, "fp8", None) or any(getattr(args, n, None) != v for n, v in asked.items()):
-        found.append(
+    required = {"fp8_recipe": "custom", "fp8_quantizer_factory": releases.FACTORY}
+    texts = []
+    if not getattr(args, "fp8", None) or any(
+        getattr(args, n, None) != v for n, v in required.items()
+    ):
+        texts.append(
             "Transformer Engine's layers do not request our quantizers; pass "
             + " ".join(releases.FLAGS)
         )
@@ -61,21 +63,21 @@ def _recipe(args: Namespace) -> list[str]:
         ),
     ):
         if getattr(args, name, False):
-            found.append(f"{flag}; leave it out")
-    return found
+            texts.append(f"{flag}; leave it out")
+    return texts
 
 
 def _older(args: Namespace, version: str | None) -> list[str]:
     """Return the faults of releases in which only the quantizer computes the GEMM."""
     needs = f"Transformer Engine {version} uses the quantizer's own GEMM"
     grouped = getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False)
-    found = []
+    texts = []
     if getattr(args, "gradient_accumulation_fusion", False):
-        found.append(
+        texts.append(
             f"{needs}, and weight gradients would be lost; pass --no-gradient-accumulation-fusion"
         )
     if getattr(args, "add_bias_linear", False):
-        found.append(f"{needs}, which does not support a bias; pass --disable-bias-linear")
+        texts.append(f"{needs}, which does not support a bias; pass --disable-bias-linear")
     if grouped:
-        found.append(f"{needs}, which does not support groups; leave out --moe-grouped-gemm")
-    return found
+        texts.append(f"{needs}, which does not support groups; leave out --moe-grouped-gemm")
+    return texts

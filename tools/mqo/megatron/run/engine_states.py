@@ -37,9 +37,9 @@ class StateReader(Reader):
     def find_class(self, module: str, name: str) -> Any:
         """Return a class of Transformer Engine's recipes, or one that all readers allow."""
         if module == _RECIPES and name.isidentifier():
-            found = super(Reader, self).find_class(module, name)
-            if isinstance(found, type) and found.__module__ == _RECIPES:
-                return found
+            cls = super(Reader, self).find_class(module, name)
+            if isinstance(cls, type) and cls.__module__ == _RECIPES:
+                return cls
             raise ForeignError(f"{module}.{name}")
         return super().find_class(module, name)
 

@@ -38,7 +38,8 @@ def check_tokenizer(path: Path) -> None:
         check_file(file, Limit.TOKENIZER, within=folder)
     stats = [file.stat() for file in files]
     marks = tuple(
-        (file, one.st_size, one.st_mtime_ns) for file, one in zip(files, stats, strict=True)
+        (file, status.st_size, status.st_mtime_ns)
+        for file, status in zip(files, stats, strict=True)
     )
     _try(folder, marks)
 

@@ -30,7 +30,7 @@ from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER, Key, QuantRecord, merge
 
 # The layers of the model, once `_inspect_model` has found them.
-_found: list[FoundLayer] | None = None
+_labeled: list[FoundLayer] | None = None
 # For the step to check: the layers that run, and the calls before it.
 _usage: Usage | None = None
 _calls: dict[Key, int] = {}
@@ -78,7 +78,7 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
         return
     RECORDER.begin_step(done + 1)
     keep_last(current().keep_checkpoints)
-    if _found is None:
+    if _labeled is None:
         model = list(model)
         if optimizer is not None:
             implementation.record(model, optimizer)
@@ -133,21 +133,21 @@ def _set_draws(done: int, args: Namespace) -> None:
 
 def _inspect_model(model: list[Module], args: Namespace) -> None:
     """Find the layers of a model, and end a run that cannot quantize them as configured."""
-    global _found
+    global _labeled
     if current().check_nan:
         watch(model)
-    _found = [one for chunk in model for one in find_layers(chunk)]
+    _labeled = [labeled for chunk in model for labeled in find_layers(chunk)]
     engine.prepare(model, args)
-    others = [one for chunk in model for one in other_weights(chunk)]
-    inspect([one.layer for one in _found] + others, read_setup(args))
+    others = [layer for chunk in model for layer in other_weights(chunk)]
+    inspect([labeled.layer for labeled in _labeled] + others, read_setup(args))
     check_alone(quantized_layers(model))
-    check_cuts(_found, args)
+    check_cuts(_labeled, args)
 
 
 def _watch_layers(types: Mapping[str, str]) -> Usage | None:
     """Start to record which layers run, of the kinds that `types` quantize."""
     kinds = {SITES[site].layer for site, wanted in types.items() if wanted != "none"}
-    return Usage(_found or (), kinds) if kinds else None
+    return Usage(_labeled or (), kinds) if kinds else None
 
 
 def after_step(iteration: int) -> None:
@@ -165,7 +165,7 @@ def after_step(iteration: int) -> None:
         _end(missing(types, merge(all_ranks(here)), type_of), when)
         if _usage is not None:
             used, _usage = _usage.close(), None
-            check_layers(types, [one.layer for one in _found or ()], used, here, when)
+            check_layers(types, [labeled.layer for labeled in _labeled or ()], used, here, when)
         record_packages()
     measured = run_folder() is not None and RECORDER.measuring
     end_step(iteration)
@@ -194,9 +194,9 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
     everywhere = [layer for here in all_ranks(layers) for layer in here]
     patterns = (*current().exclude, *(rule.layers for rule in current().rules))
     faults = unmatched(patterns, everywhere) + current().contradictions()
-    asked = ever_asked(current())
-    _end(faults + find_traps(asked, setup, everywhere, is_excluded), "before the first step")
-    _say(notes(asked, everywhere))
+    types = ever_asked(current())
+    _end(faults + find_traps(types, setup, everywhere, is_excluded), "before the first step")
+    _say(notes(types, everywhere))
 
 
 def check_alone(others: list[str]) -> None:
@@ -215,10 +215,10 @@ def check_alone(others: list[str]) -> None:
         _end([fault], "before the first step")
 
 
-def check_cuts(found: list[FoundLayer], args: Namespace) -> None:
+def check_cuts(layers: list[FoundLayer], args: Namespace) -> None:
     """Raise GuardError for every block that this layout splits; a collective."""
     blocks, squares = current().blocks(), current().squares()
-    here = cut_blocks(blocks, squares, found, read_chunk_tokens(args), is_excluded)
+    here = cut_blocks(blocks, squares, layers, read_chunk_tokens(args), is_excluded)
     _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
 
 
@@ -239,9 +239,9 @@ def check_all(records: list[QuantRecord]) -> None:
         _check_validation(records)
         return
     options = current()
-    asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
+    types = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     rest = [record for record in records if record.site not in options.schedule]
-    _end(missing(asked, rest, type_of), "at the end")
+    _end(missing(types, rest, type_of), "at the end")
 
 
 def _trained_before() -> bool:
@@ -255,16 +255,16 @@ def _check_validation(records: list[QuantRecord]) -> None:
     global _usage
     if not _began:  # --eval-iters 0
         return
-    asked, when = asked_now(forward_only=True), "final validation"
-    _end(missing(asked, records, type_of), when)
+    types, when = asked_now(forward_only=True), "final validation"
+    _end(missing(types, records, type_of), when)
     if _usage is not None:
         used, _usage = _usage.close(), None
-        layers = [one.layer for one in _found or ()]
-        check_layers(asked, layers, used, RECORDER.entries(), when)
+        layers = [labeled.layer for labeled in _labeled or ()]
+        check_layers(types, layers, used, RECORDER.entries(), when)
 
 
 def check_layers(
-    asked: Mapping[str, str],
+    types: Mapping[str, str],
     layers: list[Layer],
     used: set[str],
     records: list[QuantRecord],
@@ -275,7 +275,7 @@ def check_layers(
     `layers` and `records` are this rank's, `used` the names of the layers that ran. Layers that
     never ran are printed.
     """
-    here = site_coverage(asked, layers, used, records, is_excluded, type_of)
+    here = site_coverage(types, layers, used, records, is_excluded, type_of)
     ranks = all_ranks(here)
     _end(coverage_faults(ranks), when)
     idle = idle_layers(ranks)

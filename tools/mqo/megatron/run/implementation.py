@@ -25,16 +25,16 @@ class ImplementationError(RuntimeError):
 
 def check_available(args: Namespace) -> None:
     """Raise ImplementationError if `args` select Transformer Engine's layers and it is missing."""
-    asked = getattr(args, "transformer_impl", None)
-    if asked not in _NEED_TRANSFORMER_ENGINE:
+    implementation = getattr(args, "transformer_impl", None)
+    if implementation not in _NEED_TRANSFORMER_ENGINE:
         return
     from megatron.core.extensions.transformer_engine import HAVE_TE
 
     if not HAVE_TE:
         raise ImplementationError(
-            f"--transformer-impl {asked} needs Transformer Engine, and {_why_missing()}. Expected: "
-            "a GPU, and a transformer_engine that imports. Use `--transformer-impl local` to run "
-            "without it; `mqo doctor` shows what is installed"
+            f"--transformer-impl {implementation} needs Transformer Engine, and {_why_missing()}. "
+            "Expected: a GPU, and a transformer_engine that imports. Use `--transformer-impl local` "
+            "to run without it; `mqo doctor` shows what is installed"
         )
 
 
@@ -59,12 +59,12 @@ def record(model: Iterable[Module], optimizer: Any) -> None:
     if folder is None:
         return
     ranks = all_ranks(implementation_of(model, optimizer))
-    kinds = dict.fromkeys(kind for one in ranks for kind in one)
-    found = {kind: sorted({n for one in ranks for n in one.get(kind, ())}) for kind in kinds}
+    kinds = dict.fromkeys(kind for names in ranks for kind in names)
+    merged = {kind: sorted({n for names in ranks for n in names.get(kind, ())}) for kind in kinds}
     if rank() == 0:
-        folder.implementation.write_text(json.dumps(found, indent=1), encoding="utf-8")
-        said = "; ".join(f"{kind} {', '.join(names) or 'none'}" for kind, names in found.items())
-        print(f"mqo: {said}", flush=True)
+        folder.implementation.write_text(json.dumps(merged, indent=1), encoding="utf-8")
+        text = "; ".join(f"{kind} {', '.join(names) or 'none'}" for kind, names in merged.items())
+        print(f"mqo: {text}", flush=True)
 
 
 def implementation_of(model: Iterable[Module], optimizer: Any) -> dict[str, list[str]]:
@@ -75,15 +75,15 @@ def implementation_of(model: Iterable[Module], optimizer: Any) -> dict[str, list
     chunks = list(model)
     norms = {_name(m) for chunk in chunks for m in chunk.modules() if "Norm" in type(m).__name__}
     chained = getattr(optimizer, "chained_optimizers", [optimizer])
-    steps = {_name(inner) for one in chained if (inner := getattr(one, "optimizer", None))}
+    steps = {_name(inner) for outer in chained if (inner := getattr(outer, "optimizer", None))}
     settings = [vars(config) for chunk in chunks if (config := getattr(chunk, "config", None))]
     fusions = {
         name for table in settings for name, on in table.items() if "fus" in name and on is True
     }
-    found = {"norms": sorted(norms), "optimizers": sorted(steps), "fusions": sorted(fusions)}
-    return found | ({QUANTIZERS: ["ModelOpt"]} if quantized_layers(chunks) else {})
+    names = {"norms": sorted(norms), "optimizers": sorted(steps), "fusions": sorted(fusions)}
+    return names | ({QUANTIZERS: ["ModelOpt"]} if quantized_layers(chunks) else {})
 
 
-def _name(of: object) -> str:
-    kind = type(of)
+def _name(thing: object) -> str:
+    kind = type(thing)
     return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"

@@ -73,9 +73,9 @@ def try_first(work: Callable[[], object], path: Path, limits: Limits) -> None:
         os.close(reader)
         os.kill(child, signal.SIGKILL)  # without effect if it has ended
         _, status = os.waitpid(child, 0)
-    if found := _words(answer, status):
+    if fault := _words(answer, status):
         bounds = f"{memory / 2**30:.1f} GiB of memory and {limits.seconds:.0f} s"
-        raise UntrustedFileError(path, f"cannot be loaded: {found}", f"a file that needs {bounds}")
+        raise UntrustedFileError(path, f"cannot be loaded: {fault}", f"a file that needs {bounds}")
     kind, *parts = str(answer).split("\n")
     if kind == _REFUSED:
         raise UntrustedFileError(*parts)
@@ -159,16 +159,16 @@ def _lacks_memory(error: BaseException | None) -> bool:
     """
     left, seen = [error], set()
     while left:
-        one = left.pop()
-        if one is None or id(one) in seen:
+        cause = left.pop()
+        if cause is None or id(cause) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM:
+        seen.add(id(cause))
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM:
             return True
-        if isinstance(one, RuntimeError) and _NO_MEMORY.search(str(one)):
+        if isinstance(cause, RuntimeError) and _NO_MEMORY.search(str(cause)):
             return True
-        left += [one.__cause__, one.__context__]
-        left += [part[0] for part in getattr(one, "failures", {}).values()]
+        left += [cause.__cause__, cause.__context__]
+        left += [part[0] for part in getattr(cause, "failures", {}).values()]
     return False
 
 

@@ -49,16 +49,16 @@ def dump(folder: Path, iteration: int, operands: dict[str, Tensor]) -> None:
     save_file(operands, target, metadata=facts)
 
 
-def _write(writer: Any, metrics: Path, iteration: int, of: Measurement) -> None:
-    tag = f"quant/{of.site}/{of.layer}/{of.operand}"
+def _write(writer: Any, metrics: Path, iteration: int, measurement: Measurement) -> None:
+    tag = f"quant/{measurement.site}/{measurement.layer}/{measurement.operand}"
     for name in ("sqnr_db", "underflow", "saturation", "amax"):
-        value = getattr(of, name)
+        value = getattr(measurement, name)
         if value is not None:
             writer.add_scalar(f"{tag}/{name}", value, iteration)
-    if of.scales:
+    if measurement.scales:
         name = f"{tag}/scale_exponent"
-        _add_histogram(writer, name, dict(of.scales), iteration)
-        row = {"iteration": iteration, "name": name, "histogram": dict(of.scales)}
+        _add_histogram(writer, name, dict(measurement.scales), iteration)
+        row = {"iteration": iteration, "name": name, "histogram": dict(measurement.scales)}
         with metrics.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 

@@ -27,13 +27,15 @@ def loaded_packages() -> dict[str, str]:
     """
     files = _loaded_files()
     modules = {name.partition(".")[0] for name in sys.modules}
-    found: dict[str, str] = {}
-    for one in distributions():
-        listed = set(_listed_files(one))
-        loaded = listed & files if listed else set(_module_names(one)) & modules
-        if loaded and one.metadata["Name"] != "mqo":
-            found.setdefault(one.metadata["Name"], one.version)  # the first on the path is imported
-    return dict(sorted(found.items()))
+    versions: dict[str, str] = {}
+    for distribution in distributions():
+        listed = set(_listed_files(distribution))
+        loaded = listed & files if listed else set(_module_names(distribution)) & modules
+        if loaded and distribution.metadata["Name"] != "mqo":
+            versions.setdefault(
+                distribution.metadata["Name"], distribution.version
+            )  # the first on the path is imported
+    return dict(sorted(versions.items()))
 
 
 def _loaded_files() -> set[str]:
@@ -46,15 +48,15 @@ def _loaded_files() -> set[str]:
     return {str(Path(path).resolve()) for path in paths if path}
 
 
-def _listed_files(one: Distribution) -> Iterator[str]:
+def _listed_files(distribution: Distribution) -> Iterator[str]:
     """Yield the absolute paths of the Python files and libraries in its RECORD."""
-    root = Path(str(one.locate_file(""))).resolve()
-    for row in csv.reader((one.read_text("RECORD") or "").splitlines()):
+    root = Path(str(distribution.locate_file(""))).resolve()
+    for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         if row and (row[0].endswith(".py") or ".so" in row[0]):
             yield str(root / row[0])
 
 
-def _module_names(one: Distribution) -> list[str]:
+def _module_names(distribution: Distribution) -> list[str]:
     """Return the names of its modules: those that it lists, else its own name."""
-    listed = (one.read_text("top_level.txt") or "").split()
-    return listed or [one.metadata["Name"].replace("-", "_")]
+    listed = (distribution.read_text("top_level.txt") or "").split()
+    return listed or [distribution.metadata["Name"].replace("-", "_")]

@@ -63,10 +63,12 @@ def recorded(writer: Any) -> Iterator[None]:
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # upstream's CheckpointException is not an Exception
-        found = disk.explain(error) or unpickle.explain(error)
-        _leave(folder.failure, found or error)
-        if found:
-            raise found from (None if isinstance(found, unpickle.CheckpointError) else error)
+        explained = disk.explain(error) or unpickle.explain(error)
+        _leave(folder.failure, explained or error)
+        if explained:
+            raise explained from (
+                None if isinstance(explained, unpickle.CheckpointError) else error
+            )
         raise
     if early:
         raise early

@@ -59,11 +59,11 @@ def with_names_of_this_release(saved: Mapping[str, Any]) -> dict[str, Any]:
 
     If the checkpoint has both, the older name stays, and is refused as unknown.
     """
-    known, found = upstream_parser().keys(), dict(saved)
+    known, renamed = upstream_parser().keys(), dict(saved)
     for older, name in _RENAMED.items():
-        if older in found and older not in known and name in known and name not in found:
-            found[name] = found.pop(older)
-    return found
+        if older in renamed and older not in known and name in known and name not in renamed:
+            renamed[name] = renamed.pop(older)
+    return renamed
 
 
 def checked_arguments(saved: Namespace) -> Namespace:

@@ -31,8 +31,8 @@ def read_setup(args: Namespace) -> Setup:
 def _captures(args: Namespace) -> bool:
     """Return whether CUDA graphs are enabled; older releases have one switch per kind."""
     switches = ("enable_cuda_graph", "external_cuda_graph")
-    asked = getattr(args, "cuda_graph_impl", None) not in (None, "none")
-    return asked or any(getattr(args, name, False) for name in switches)
+    selected = getattr(args, "cuda_graph_impl", None) not in (None, "none")
+    return selected or any(getattr(args, name, False) for name in switches)
 
 
 def _groups_with_sites(implementation: str) -> bool:
@@ -59,10 +59,10 @@ class Usage:
     multiplied outside of their module.
     """
 
-    def __init__(self, found: Iterable[FoundLayer], kinds: Collection[str]) -> None:
+    def __init__(self, layers: Iterable[FoundLayer], kinds: Collection[str]) -> None:
         self.names: set[str] = set()
         self._hooks = []
-        for layer, module, owner in found:
+        for layer, module, owner in layers:
             if layer.kind not in kinds:
                 continue
             self._hooks.append(module.register_forward_hook(self._note(layer.name)))

@@ -28,11 +28,11 @@ def _late(model: Callable | None = None, **options: Any) -> Callable:
         return functools.partial(_late, **options)
     if isinstance(model, torch.nn.Module):
         return _compile(model, **options)
-    made = functools.cache(lambda: _compile(model, **options))
+    build = functools.cache(lambda: _compile(model, **options))
 
     @functools.wraps(model)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return made()(*args, **kwargs)
+        return build()(*args, **kwargs)
 
     return compiled
 
@@ -62,9 +62,9 @@ def source_of(thing: Any) -> str:
 def _classes(file: str) -> dict[str, tuple[int, int | None]]:
     """Return the line range of each top-level class in a file, including decorators."""
     tree = ast.parse("".join(linecache.getlines(file)))
-    found = {}
+    ranges = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            found[node.name] = (first - 1, node.end_lineno)
-    return found
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            ranges[node.name] = (first - 1, node.end_lineno)
+    return ranges

@@ -124,8 +124,8 @@ def typed_errors() -> Iterator[None]:
     except CheckpointException as error:
         raise _collected(error) from None
     except Exception as error:
-        if found := explain(error):
-            raise found from None  # torch's own message is not shown
+        if refusal := explain(error):
+            raise refusal from None  # torch's own message is not shown
         raise
 
 
@@ -136,7 +136,7 @@ def explain(error: BaseException) -> CheckpointError | None:
     to run the code that the file names.
     """
     if isinstance(error, CheckpointException):
-        parts = [one for one, _ in error.failures.values()]
+        parts = [failure for failure, _ in error.failures.values()]
         return _collected(error) if any(map(_refused, parts)) else None
     return _refused(error)
 
@@ -178,8 +178,8 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.B
 
 def _checked_slice(reader: Any, file: io.BufferedReader, info: Any) -> Any:
     """Return an entry of a shard for torch.load, once it is checked."""
-    if found := entry_fault(file, info):
-        raise _refusal(file.name, found)
+    if fault := entry_fault(file, info):
+        raise _refusal(file.name, fault)
     return _slice_file(reader, file, info)
 
 
@@ -271,18 +271,18 @@ def read_metadata(file: BinaryIO) -> Metadata:
         CheckpointError: the file holds something else, or is damaged.
     """
     path = getattr(file, "name", METADATA)
-    found = check_pickle(Reader(io.BytesIO(file.read())), path)
-    if not isinstance(found, Metadata):
-        raise _refusal(path, f"holds a {type(found).__name__}")
+    metadata = check_pickle(Reader(io.BytesIO(file.read())), path)
+    if not isinstance(metadata, Metadata):
+        raise _refusal(path, f"holds a {type(metadata).__name__}")
     try:
-        mark_tensors(found)
+        mark_tensors(metadata)
     except (AttributeError, TypeError) as error:  # a value where a record should be
         raise _refusal(path, f"is damaged ({type(error).__name__}: {error})") from error
-    for place in (found.storage_data or {}).values():
-        name = getattr(place, "relative_path", "")
+    for entry in (metadata.storage_data or {}).values():
+        name = getattr(entry, "relative_path", "")
         if Path(name).name != name or name == "..":
             raise _refusal(path, f"names the file {name}, outside of the checkpoint")
-    return found
+    return metadata
 
 
 def check_pickle(reader: Reader, path: Any) -> Any:

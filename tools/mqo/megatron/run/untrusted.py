@@ -156,7 +156,7 @@ def _check_inside(path: str | os.PathLike[str], target: str, within: Path) -> No
     allowed = [folder]
     if folder.parent.name == "snapshots":
         allowed.append(folder.parent.parent / "blobs")
-    if not any(Path(target).is_relative_to(place) for place in allowed):
+    if not any(Path(target).is_relative_to(parent) for parent in allowed):
         raise UntrustedFileError(
             path,
             f"is a link to {shown(target)}, outside of its folder",
@@ -311,8 +311,8 @@ def _expanded_nodes(node: Any, known: dict[int, int]) -> int:
     if id(node) not in known:
         known[id(node)] = MOST_NODES + 1  # a loop reads this
         parts = node.value if isinstance(node.value, list) else []
-        flat = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
-        known[id(node)] = 1 + sum(_expanded_nodes(one, known) for one in flat)
+        flat = (child for part in parts for child in (part if isinstance(part, tuple) else (part,)))
+        known[id(node)] = 1 + sum(_expanded_nodes(child, known) for child in flat)
     return known[id(node)]
 
 
@@ -343,8 +343,12 @@ def _is_shallow(value: Any) -> bool:
     """Return whether lists and tables are nested in at most MOST_NESTED levels."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MOST_NESTED):
-        parts = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for part in parts for one in part if isinstance(one, dict | list)]
+        parts = (
+            container.values() if isinstance(container, dict) else container for container in level
+        )
+        level = [
+            container for part in parts for container in part if isinstance(container, dict | list)
+        ]
         if not level:
             return True
     return False
@@ -390,14 +394,14 @@ def open_safetensors(path: Path, framework: str = "pt") -> Any:
 def _bad_layout(table: Mapping[str, Any], size: int) -> str | None:
     """Return a clause on why a header does not fit `size` bytes of data; None if it does."""
     notes = table.get(METADATA, {})
-    if not isinstance(notes, dict) or not all(isinstance(one, str) for one in notes.values()):
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
         return f"its {METADATA} is not a table of texts"
     ranges = []
     for name, tensor in table.items():
         if name != METADATA:
-            if (place := _range_of(tensor)) is None:
+            if (span := _range_of(tensor)) is None:
                 return f"its header does not describe {name[:80]!r}"
-            ranges.append((*place, name))
+            ranges.append((*span, name))
     end = 0
     for first, last, name in sorted(ranges):
         if first != end or last > size:
@@ -410,7 +414,7 @@ def _range_of(tensor: Any) -> tuple[int, int] | None:
     """Return the start and end of a tensor; None if they do not fit its shape and dtype."""
     match tensor:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [first, last]}:
-            if not all(type(one) is int and one >= 0 for one in (*shape, first, last)):
+            if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
                 return None
             bits = BITS.get(dtype)
             fits = bits is None or math.prod(shape) * bits == (last - first) * 8
@@ -449,8 +453,8 @@ def _npy_header(path: Path, within: Path | None) -> tuple[Any, tuple[int, ...], 
     for length in shape:
         count *= length
     if dtype.hasobject or min(shape, default=0) < 0 or offset + count * dtype.itemsize != size:
-        found = f"cannot be read: it has {size:,} bytes for {dtype} of the shape {list(shape)}"
-        raise UntrustedFileError(path, found, expected)
+        clause = f"cannot be read: it has {size:,} bytes for {dtype} of the shape {list(shape)}"
+        raise UntrustedFileError(path, clause, expected)
     return dtype, shape, fortran, offset
 
 
@@ -461,18 +465,18 @@ def list_folder(path: str | os.PathLike[str]) -> list[Path]:
     """Return the entries of a folder by name. A name that is not UTF-8 is an error."""
     folder = Path(path)
     check_name(folder)
-    found = []
+    paths = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 check_name(entry.path)
-                found.append(folder / entry.name)
-                if len(found) > MOST_ENTRIES:
+                paths.append(folder / entry.name)
+                if len(paths) > MOST_ENTRIES:
                     expected = f"at most {MOST_ENTRIES:,}"
                     raise UntrustedFileError(path, "holds too many entries", expected)
     except OSError as error:
         raise UntrustedFileError(path, _words(error), "a folder that can be read") from None
-    return sorted(found)
+    return sorted(paths)
 
 
 def walk_folders(

@@ -38,8 +38,8 @@ def chunk_sizes() -> None:
 
 def adam(optimizer: Any) -> None:
     """Make torch's Adam update all weights of a group at once, which is the default on CUDA."""
-    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
-        for group in one.optimizer.param_groups:
+    for inner in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for group in inner.optimizer.param_groups:
             if "foreach" in group:
                 group["foreach"] = True
 
@@ -51,9 +51,9 @@ def _compiled(watch: Watch, function: Callable | None = None, **options: Any) ->
     @functools.wraps(function)
     def region(*args: Any, **kwargs: Any) -> Any:
         with watch.hidden():
-            made = function(*args, **kwargs)
-        watch.tell(None, (function.__name__, *args), kwargs, made)
-        return made
+            result = function(*args, **kwargs)
+        watch.tell(None, (function.__name__, *args), kwargs, result)
+        return result
 
     return region
 
@@ -77,11 +77,11 @@ class _RmsNorm(torch.autograd.Function):
         with watch.hidden():
             wide = x.float()
             scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-            made = (wide * scale).to(x.dtype) * weight
-        watch.tell(None, ("rms_norm", x, weight), {}, (made, scale))
+            result = (wide * scale).to(x.dtype) * weight
+        watch.tell(None, ("rms_norm", x, weight), {}, (result, scale))
         ctx.watch = watch
         ctx.save_for_backward(x, weight, scale)
-        return made
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:

@@ -72,8 +72,8 @@ class Collectives:
             return
         ranks = torch.distributed.get_process_group_ranks(group)
         nodes = len({rank // self.per_node for rank in ranks})
-        found = Exchange(name, _label(group), len(ranks), nodes, _bytes(name, call.args))
-        self.counts[found] += 1
+        exchange = Exchange(name, _label(group), len(ranks), nodes, _bytes(name, call.args))
+        self.counts[exchange] += 1
 
 
 def _bytes(name: str, args: tuple) -> int:

@@ -83,26 +83,26 @@ class Memory:
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._alive:
-            made = self._log(storage, origin, phase)
-            self._alive[key] = [weakref.ref(storage, lambda _: self._end(key)), made]
+            allocation = self._log(storage, origin, phase)
+            self._alive[key] = [weakref.ref(storage, lambda _: self._end(key)), allocation]
 
     def _log(self, storage: torch.UntypedStorage, origin: Origin, phase: str) -> Allocation:
         size = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
-        made = Allocation(size, self._clock, origin, phase)
-        self.log.append(made)
-        return made
+        allocation = Allocation(size, self._clock, origin, phase)
+        self.log.append(allocation)
+        return allocation
 
     def _end(self, key: int) -> None:
-        _, one = self._alive.pop(key)
-        one.died = self._clock + 1  # it still existed after the last operation
+        _, allocation = self._alive.pop(key)
+        allocation.died = self._clock + 1  # it still existed after the last operation
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Log that a storage was resized: its earlier bytes are freed."""
-        found = self._alive.get(storage._cdata)
-        if found is not None:
-            old = found[1]
+        entry = self._alive.get(storage._cdata)
+        if entry is not None:
+            old = entry[1]
             old.died = self._clock + 1
-            found[1] = self._log(storage, old.origin, old.phase)
+            entry[1] = self._log(storage, old.origin, old.phase)
 
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:
@@ -120,31 +120,39 @@ class Memory:
     def name(self, kind: str, owned: Iterable[Tensor]) -> None:
         """Set the kind of tensors that outlive a step."""
         for tensor in owned:
-            found = self._alive.get(tensor.untyped_storage()._cdata)
-            if found and found[1].kind is None:
-                found[1].kind = kind
+            entry = self._alive.get(tensor.untyped_storage()._cdata)
+            if entry and entry[1].kind is None:
+                entry[1].kind = kind
 
     def between(self, start: int, end: int) -> "Stretch":
         """Return the storages that were alive between two clocks, each with its kind."""
         backward = np.asarray(self._backward, dtype=np.int64)
         rows = []
-        for one in self.log:
-            died = end + 1 if one.died is None else one.died
-            if one.size and died > start and one.born <= end:
-                rows.append((max(one.born, start), died, one.size, _kind(one, died, backward), one))
+        for allocation in self.log:
+            died = end + 1 if allocation.died is None else allocation.died
+            if allocation.size and died > start and allocation.born <= end:
+                rows.append(
+                    (
+                        max(allocation.born, start),
+                        died,
+                        allocation.size,
+                        _kind(allocation, died, backward),
+                        allocation,
+                    )
+                )
         return Stretch(start, end, rows)
 
 
-def _kind(one: Allocation, died: int, backward: np.ndarray) -> str:
+def _kind(allocation: Allocation, died: int, backward: np.ndarray) -> str:
     """Return an allocation's kind: an activation exists until a backward pass."""
-    if one.kind:
-        return one.kind
-    if one.origin.quantizes:
+    if allocation.kind:
+        return allocation.kind
+    if allocation.origin.quantizes:
         return "quantizer"
-    if one.origin.layer.rpartition(".")[2] == _HEAD or _LOSSES in one.origin.line:
+    if allocation.origin.layer.rpartition(".")[2] == _HEAD or _LOSSES in allocation.origin.line:
         return "logits"
-    if one.phase == "forward":
-        after = np.searchsorted(backward, one.born, side="right")
+    if allocation.phase == "forward":
+        after = np.searchsorted(backward, allocation.born, side="right")
         if after < len(backward) and backward[after] < died:
             return "activations"
     return "temporary"
@@ -170,28 +178,28 @@ class Stretch:
 
     def alive(self, clock: int) -> Iterator[tuple[str, Allocation]]:
         """Yield the kind and the allocation of each storage that was alive after an operation."""
-        for born, died, _, kind, one in self.rows:
+        for born, died, _, kind, allocation in self.rows:
             if born <= clock < died:
-                yield kind, one
+                yield kind, allocation
 
     def by_line(self, clock: int) -> list[dict[str, Any]]:
         """Return kind, line, bytes and number of the live storages, the most bytes first."""
-        found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for kind, one in self.alive(clock):
-            entry = found[kind, one.origin.line]
-            entry[0] += one.size
+        totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for kind, allocation in self.alive(clock):
+            entry = totals[kind, allocation.origin.line]
+            entry[0] += allocation.size
             entry[1] += 1
         rows = [
             {"kind": kind, "line": line, "bytes": size, "tensors": count}
-            for (kind, line), (size, count) in found.items()
+            for (kind, line), (size, count) in totals.items()
         ]
         return sorted(rows, key=lambda row: -row["bytes"])
 
 
-def tensors(made: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors of an operation's arguments or results."""
-    if isinstance(made, Tensor):
-        yield made
-    elif isinstance(made, (list, tuple)):
-        for one in made:
-            yield from tensors(one)
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)

@@ -178,8 +178,8 @@ class Trainer:
         """Set the kind of weights, gradients and optimizer states."""
         self.memory.name("weights", (p.data for m in self.models for p in m.parameters()))
         self.memory.name("gradients", self._gradients())
-        for one in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
-            inner = one.optimizer
+        for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            inner = optimizer.optimizer
             owned = [p for group in inner.param_groups for p in group["params"]]
             owned += [t for state in inner.state.values() for t in state.values()]
             self.memory.name("optimizer", (t for t in owned if isinstance(t, torch.Tensor)))

@@ -65,24 +65,24 @@ def _apply(
     module: torch.nn.Module,
     function: Callable[[Tensor], Tensor],
     recurse: bool = True,
-    made: dict[int, tuple] | None = None,
+    replaced: dict[int, tuple] | None = None,
 ) -> torch.nn.Module:
     """Replace each parameter by a new one with the result: fake parameters cannot be swapped.
 
     `replaced` has (old, new) by the id of the old parameter, so that tied ones stay tied.
     """
-    made = {} if made is None else made
+    replaced = {} if replaced is None else replaced
     if recurse:
         for child in module.children():
-            _apply(child, function, True, made)
+            _apply(child, function, True, replaced)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            if id(parameter) not in made:
+            if id(parameter) not in replaced:
                 with torch.no_grad():
                     new = torch.nn.Parameter(function(parameter), parameter.requires_grad)
                 new.__dict__.update(parameter.__dict__)
-                made[id(parameter)] = (parameter, new)
-            module._parameters[name] = made[id(parameter)][1]
+                replaced[id(parameter)] = (parameter, new)
+            module._parameters[name] = replaced[id(parameter)][1]
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = function(buffer)
@@ -102,7 +102,7 @@ def _stacked(data: Any) -> Tensor | None:
     """Return nested lists of tensors as one tensor; None if they contain anything else."""
     if isinstance(data, Tensor):
         return data
-    stacked = [_stacked(one) for one in data] if isinstance(data, (list, tuple)) else []
+    stacked = [_stacked(item) for item in data] if isinstance(data, (list, tuple)) else []
     parts = [part for part in stacked if part is not None]
     return torch.stack(parts) if parts and len(parts) == len(stacked) else None
 

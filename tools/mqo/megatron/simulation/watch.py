@@ -118,12 +118,16 @@ class Watch(TorchDispatchMode):
     def _origin(self, node: Any) -> Origin:
         line, quantizes, by_engine = self._lines.here()
         if node is not None and by_engine and not self.running:
-            found = self._nodes.get(node._sequence_nr())
-            return found._replace(line=BACKWARD + found.line) if found else Origin(line, "", False)
+            forward = self._nodes.get(node._sequence_nr())
+            return (
+                forward._replace(line=BACKWARD + forward.line)
+                if forward
+                else Origin(line, "", False)
+            )
         origin = Origin(line, self.running[-1] if self.running else "", quantizes)
         if node is not None and not self.running:
-            found = self._nodes.get(node._sequence_nr())
-            origin = origin._replace(layer=found.layer if found else "")
+            forward = self._nodes.get(node._sequence_nr())
+            origin = origin._replace(layer=forward.layer if forward else "")
         # autograd creates the node just before its operation runs.
         self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, origin)
         return origin

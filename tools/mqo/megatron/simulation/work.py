@@ -149,20 +149,20 @@ class Works:
 
     def _named(self, call: Call, left: Tensor, right: Tensor) -> tuple[str, str, str | None]:
         """Return the layer, GEMM and type of a product."""
-        found = [tag for tag in map(self.tags.get, (left, right)) if tag]
+        tags = [tag for tag in map(self.tags.get, (left, right)) if tag]
         if call.func.overloadpacket is GROUPED:  # tags of the last expert, just before
-            found = list(self.tags.sides.values())
-        layer = found[0].layer if found else call.origin.layer
-        gemm = found[0].site if found else call.func.overloadpacket.__name__
+            tags = list(self.tags.sides.values())
+        layer = tags[0].layer if tags else call.origin.layer
+        gemm = tags[0].site if tags else call.func.overloadpacket.__name__
         if call.backward and not call.recomputed:
             if gemm not in ("dgrad", "wgrad"):  # no site: a product of autograd
                 node = torch._C._current_autograd_node()._sequence_nr()
                 return layer, self._nodes.get(node, gemm) + OF_BACKWARD, None
         else:
             self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, gemm)
-        if len(found) < 2 or found[0].site != found[1].site:
+        if len(tags) < 2 or tags[0].site != tags[1].site:
             return layer, gemm, None
-        return layer, gemm, " x ".join(dict.fromkeys(tag.quant_type for tag in found))
+        return layer, gemm, " x ".join(dict.fromkeys(tag.quant_type for tag in tags))
 
     def _attention(self, call: Call) -> Work:
         query, key, _ = _heads(call)

@@ -24,14 +24,14 @@ def quantizer(role: Any) -> Any:
 
     version = transformer_engine.__version__
     check_release(version)
-    said = role if isinstance(role, str) else getattr(role, "tensor_type", "")
+    name = role if isinstance(role, str) else getattr(role, "tensor_type", "")
     layer_pass = passes.running()
-    tensor, gemm = layer_pass.take_slot(said.removeprefix(_PREFIX))
+    tensor, gemm = layer_pass.take_slot(name.removeprefix(_PREFIX))
     operand = Operand(tensor, gemm, layer_pass)
     if multiplies_plain_tensors(version):
         from mqo.megatron.transformer_engine.plain import PlainQuantizer
 
-        return PlainQuantizer.of(operand)
+        return PlainQuantizer.for_operand(operand)
     from mqo.megatron.transformer_engine.paired import PairedQuantizer, check
 
     if isinstance(layer_pass, passes.Pass) and operand.is_quantized:

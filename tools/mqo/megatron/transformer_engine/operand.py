@@ -72,10 +72,10 @@ class Operand:
 @functools.cache
 def _gemms(operand: str) -> dict[str, tuple[str, str]]:
     """Return {direction: (site, method)} of the linear GEMMs that use an operand."""
-    found = {}
+    gemms = {}
     for site in SITES.values():
         sides = {site.lhs: ("lhs", site.lhs_axis), site.rhs: ("rhs", site.rhs_axis)}
         if site.layer == LINEAR and operand in sides:
             hand, axis = sides[operand]
-            found["row" if axis == -1 else "column"] = (site.name, hand)
-    return found
+            gemms["row" if axis == -1 else "column"] = (site.name, hand)
+    return gemms

@@ -45,13 +45,13 @@ class Pass:
 
     def weight(self, gemm: int) -> Parameter:
         """Return the current weight of a GEMM: a layer may get another one."""
-        found = linear.weights(self.module)
-        if gemm >= len(found):
+        weights = linear.weights(self.module)
+        if gemm >= len(weights):
             raise EngineError(
                 f"{type(self.module).__name__} of Transformer Engine has weights in pieces, or in "
                 "one tensor. Expected: one parameter for each GEMM"
             )
-        return found[gemm][1]
+        return weights[gemm][1]
 
     def take_slot(self, tensor: str) -> tuple[str, int]:
         """Return the tensor and the GEMM of the quantizer that the engine requests now.
@@ -139,14 +139,14 @@ def attach(model: Module) -> int:
 
     A module that has its hooks already is skipped.
     """
-    found = [module for module in model.modules() if linear.asks_for_quantizers(module)]
-    for module in found:
+    modules = [module for module in model.modules() if linear.asks_for_quantizers(module)]
+    for module in modules:
         if not hasattr(module, _STATE):
             setattr(module, _STATE, None)
             module.register_forward_pre_hook(_begin)
             # Also after a failed pass, so that another layer does not get its quantizers.
             module.register_forward_hook(_end, always_call=True)
-    return len(found)
+    return len(modules)
 
 
 def _begin(module: Module, args: object) -> None:

@@ -47,7 +47,7 @@ class PlainQuantizer(HybridQuantizer):
     custom = True
 
     @classmethod
-    def of(cls, operand: Operand) -> Any:
+    def for_operand(cls, operand: Operand) -> Any:
         """Return the quantizer of an operand; for an output one that changes nothing."""
         if not operand.is_quantized:
             return IdentityQuantizer()
