@@ -50,7 +50,7 @@ def ineffective(records: Iterable[QuantRecord]) -> list[str]:
     """Return one text per site and type whose quantizer changed no measured value.
 
     Args:
-        records: from all ranks, with all measurements so far.
+        records: from all ranks, with all measurements up to now.
 
     All layers and operands of a site count together, because a single operand can be zero, or can
     contain only values of the format. A site is judged if any measured element is not zero and

@@ -143,7 +143,7 @@ def _claims(model: Module) -> Iterator[_Claim]:
 def _part_name(model: Module, path: str, module: Module, index: int) -> str:
     """Return the name of one of several layers in a module of Transformer Engine.
 
-    A grouped expert has the same name as an expert that runs alone.
+    A grouped expert has the same name as an expert outside a group.
     """
     name = _global_name(model, path)
     if not linear.is_grouped(module):

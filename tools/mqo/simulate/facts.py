@@ -119,7 +119,7 @@ class RankFacts(BaseModel):
         return self._whole([step.counted_exchanges() for step in self.steps])
 
     def _whole(self, counts: list[Counts]) -> Counts:
-        """Return the last step's counts plus those of the run's further micro-batches."""
+        """Return the last step's counts plus those of further micro-batches."""
         fewer, more = counts[0], counts[-1]
         step = self.steps[-1].micro_batches - self.steps[0].micro_batches
         further = self.micro_batches - self.steps[-1].micro_batches

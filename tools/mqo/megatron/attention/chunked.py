@@ -107,7 +107,7 @@ class _Probabilities(NamedTuple):
 
 
 class _Work:
-    """Hold the operands by matrix, and the buffers that all chunks share."""
+    """The operands by matrix, and the buffers that all chunks share."""
 
     def __init__(
         self, query: Tensor, key: Tensor, value: Tensor, settings: _Settings, whole: bool

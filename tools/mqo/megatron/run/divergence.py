@@ -48,7 +48,7 @@ def begin_step(args: Namespace) -> None:
 def check_finite_loss(loss: float) -> None:
     """Raise DivergenceError if this rank's `loss` is not finite, without running the step again.
 
-    For validation, where upstream's rerun state machine is off and ranks act alone.
+    For validation, where upstream's rerun state machine is off and each rank decides for itself.
     """
     if not math.isfinite(loss):
         raise DivergenceError(

@@ -33,8 +33,8 @@ def check_available(args: Namespace) -> None:
     if not HAVE_TE:
         raise ImplementationError(
             f"--transformer-impl {implementation} needs Transformer Engine, and {_why_missing()}. "
-            "Expected: a GPU, and a transformer_engine that imports. Use `--transformer-impl local` "
-            "to run without it; `mqo doctor` shows what is installed"
+            "Expected: a GPU, and a transformer_engine that imports. Use `--transformer-impl "
+            "local` to run without it; `mqo doctor` shows what is installed"
         )
 
 

@@ -1,7 +1,7 @@
 """Find the origin of the first NaN or infinity, for a run with `check_nan`.
 
 Every module's output and its gradient are checked as soon as they exist, and each check waits for
-the device. For the loss alone, upstream's own check costs nothing.
+the device. Upstream's own check of the loss costs nothing.
 """
 
 from collections.abc import Iterable

@@ -38,7 +38,7 @@ def entry_fault(file: io.IOBase, info: Any) -> str | None:
     """
     span = (info.offset, info.length)
     if not all(type(number) is int and number >= 0 for number in span):
-        return f"has an entry with offset and length {span}"
+        return f"contains an entry with offset and length {span}"
     size = os.fstat(file.fileno()).st_size
     if sum(span) > size:
         return f"has {size:,} bytes, and {sum(span):,} are expected"

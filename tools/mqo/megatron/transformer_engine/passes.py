@@ -97,7 +97,7 @@ class Pass:
 
 
 class _Kept:
-    """Hold a micro-batch."""
+    """An object that holds a micro-batch."""
 
 
 class Bystander:
