@@ -44,11 +44,11 @@ def mqo(command_line):
 @pytest.mark.parametrize(
     ("rest", "named"),
     [
-        ({"seed": 7}, "seed is 1234 and 7"),
-        ({"digest": "ffff"}, "data is"),
-        ({"flags": ("--lr", "1")}, "--lr is 0.002 and 1"),
-        ({"flags": ("--train-iters", "9")}, "--train-iters is missing and 9"),
-        ({"model": "llama31-8b"}, "model is llama32-1b and llama31-8b"),
+        ({"seed": 7}, "seed .* 1234 .* 7"),
+        ({"digest": "ffff"}, "data "),
+        ({"flags": ("--lr", "1")}, "--lr .* 0.002 .* 1"),
+        ({"flags": ("--train-iters", "9")}, "--train-iters .* 9"),
+        ({"model": "llama31-8b"}, "model .* llama32-1b .* llama31-8b"),
     ],
 )
 def test_runs_of_other_data_seeds_or_flags_are_refused_by_name(timed_run, rest, named):
@@ -61,7 +61,7 @@ def test_runs_of_other_data_seeds_or_flags_are_refused_by_name(timed_run, rest, 
 def test_other_steps_are_refused(timed_run):
     one = timed_run("one")
     other = replace(one, facts={**one.facts, "steps": "19"})
-    with pytest.raises(MqoError, match="steps is 20 and 19"):
+    with pytest.raises(MqoError, match=r"steps .* 20 .* 19"):
         check_comparable(one, other)
 
 
@@ -69,7 +69,7 @@ def test_other_versions_and_machines_are_refused_unless_they_are_allowed(timed_r
     one, other = timed_run("one"), timed_run("other", cpu="Another CPU")
     newer = replace(one, versions={**one.versions, "torch": "9.9"})
     apexs = timed_run("fused", implementation={"optimizers": ["apex.FusedAdam"]})
-    texts = ("Another CPU", "torch is 2.13.0 and 9.9", "optimizers is torch.AdamW and apex.Fused")
+    texts = ("Another CPU", "torch .* 2.13.0 .* 9.9", "torch.AdamW .* apex.Fused")
     for side, named in zip((other, newer, apexs), texts, strict=True):
         with pytest.raises(MqoError, match=named):
             check_comparable(one, side)
@@ -81,14 +81,14 @@ def test_modes_and_a_profiler_may_differ(timed_run):
 
 
 def test_what_is_neither_a_run_nor_a_result_is_refused(tmp_path, runs):
-    with pytest.raises(MqoError, match=RECORD):
+    with pytest.raises(MqoError, match=r"perf\.json .*cell\.json"):
         read(tmp_path)
     unfinished = runs("unfinished")
     unfinished.result.unlink()
-    with pytest.raises(MqoError, match="cannot be compared: unfinished"):
+    with pytest.raises(MqoError, match="compared: unfinished"):
         read(unfinished.root)
     (tmp_path / RECORD).write_text("{}")
-    with pytest.raises(MqoError, match="cannot be read"):
+    with pytest.raises(MqoError, match=r"perf\.json .*'timed'"):
         read(tmp_path)
 
 
@@ -127,7 +127,7 @@ def test_steps_that_the_profiler_watched_do_not_count(timed_run):
 def test_one_value_has_no_spread_and_none_is_refused(timed_run):
     assert (noisy([2.0]).median, noisy([2.0]).low) == (2.0, None)
     one = timed_run("one", times=[(1, 1.0)])
-    with pytest.raises(MqoError, match="no step time at the same step"):
+    with pytest.raises(MqoError, match="same step"):
         ratio(one, timed_run("other", times=[(2, 1.0)]))
 
 
@@ -183,7 +183,7 @@ def test_the_runs_of_a_repeat_are_held_to_each_other(runs):
 
     one, other = (run_of(runs(name).root) for name in ("one", "other"))
     assert len(timed(one, other).repeats) == 2
-    with pytest.raises(MqoError, match="seed is 1234 and 8"):
+    with pytest.raises(MqoError, match=r"seed .* 1234 .* 8"):
         timed(one, replace(other, seed="8"))
 
 
@@ -201,7 +201,7 @@ def test_the_runs_of_a_repeat_are_held_to_each_other(runs):
             ("--model", "llama32-1b", "--recipes", "hif4", "--axis", "block=16,32"),
             "--axis block=16,32 changes nothing here",
         ),
-        (("--model", "llama32-1b", "--mode", "bf16", "-o", "."), ". is not empty"),
+        (("--model", "llama32-1b", "--mode", "bf16", "-o", "."), "not empty"),
     ],
 )
 def test_what_cannot_run_is_refused_with_2(mqo, words, named):

@@ -79,10 +79,13 @@ def test_what_cannot_scale_says_why(machine, rest, reason):
 
 
 def test_a_cell_that_cannot_run_is_refused_before_any_does():
-    with pytest.raises(MqoError, match="shared out by heads 7"):
+    with pytest.raises(MqoError, match="heads 7"):
         plan(asked(flags=("--num-attention-heads", "7")), CPU)
-    with pytest.raises(MqoError, match=r"1 step\. Expected: at least 2"):
+    with pytest.raises(MqoError) as error:
         plan(asked(flags=("--train-samples", "4")), CPU)
+    assert str(error.value) == (
+        "The training has 1 step. Expected: at least 2 steps, one to profile."
+    )
     with pytest.raises(MqoError, match="No data was given"):
         plan(asked("standard"), CPU)
 

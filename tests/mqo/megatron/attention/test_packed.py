@@ -91,7 +91,7 @@ def test_the_device_is_asked_once_for_all_layers():
             "packed differently",
         ),
         (packed_of(qkv_format="sbhd"), Layer(), "valid: thd"),
-        (packed_of(), Layer("unfused"), "--attention-backend is unfused"),
+        (packed_of(), Layer("unfused"), "unfused"),
         (packed_of(), Layer(dropout=0.5), "--attention-dropout"),
     ],
 )
@@ -105,5 +105,9 @@ def test_ranks_of_the_context_are_refused(operands):
     query, key, _ = (t[:, 0] for t in operands(LENGTH, LENGTH))
     layer = Layer()
     layer.mqo_part = (0, 2)
-    with pytest.raises(FusedAttentionError, match="--context-parallel-size 1"):
+    with pytest.raises(FusedAttentionError) as error:
         without_scores(layer, {"qk": "none", "pv": "none"}, query, key, None, packed_of())
+    assert str(error.value) == (
+        "attention layer 3: packed sequences do not support context parallelism. Expected: "
+        "--context-parallel-size 1"
+    )

@@ -38,7 +38,7 @@ def optimizer(*kinds):
 
 @pytest.mark.parametrize("asked", ["transformer_engine", "inference_optimized"])
 def test_transformer_engine_without_a_gpu_is_refused(asked):
-    with pytest.raises(ImplementationError, match=rf"{asked}.*no CUDA device"):
+    with pytest.raises(ImplementationError, match=rf"{asked} .*CUDA"):
         check_available(Namespace(transformer_impl=asked))
 
 

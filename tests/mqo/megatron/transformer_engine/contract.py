@@ -337,7 +337,7 @@ def test_a_copied_layer_has_its_own_weights(tmp_path):
 def test_a_layer_without_a_name_is_refused(tmp_path):
     options(tmp_path, all_gemms("mxfp8"))
     made = te.Linear(WIDE, TALL, bias=False, params_dtype=torch.float32, device="cpu")
-    with pytest.raises(EngineError, match="label_layers and attach"):
+    with pytest.raises(EngineError, match="label_layers"):
         run(made, inputs())
 
 
@@ -345,7 +345,7 @@ def test_an_unknown_release_is_refused(tmp_path, monkeypatch):
     options(tmp_path, all_gemms("mxfp8"))
     made = layer("Linear", bias=False)
     monkeypatch.setattr("transformer_engine.__version__", "9.9")
-    with pytest.raises(EngineError, match=r"9\.9 is installed.* 2\.10 to"):
+    with pytest.raises(EngineError, match=r" 9\.9 .* 2\.10 "):
         run(made, inputs())
 
 
