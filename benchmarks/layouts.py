@@ -92,7 +92,7 @@ def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
         placed = config.with_layout(layout.flags(job.dtype))
         print(f"{model}, {gpus} GPUs, {attention}: {layout}", file=sys.stderr, flush=True)
         imbalance = UNEVEN if layout.expert > 1 else 1.0
-        run = jobs.Job.of(placed, machine, types, imbalance)
+        run = jobs.RunJob.from_config(placed, machine, types, imbalance)
         ranks = jobs.simulate(project, Tree(project.tree), series, run, lambda text: None)
         result = Simulation(placed, DEVICE, str(layout), imbalance, tuple(ranks))
         tried.append((Tried(attention, layout, result), computed))

@@ -1,6 +1,6 @@
-"""Routes upstream's cross-entropy over a split vocabulary to one that works in chunks of tokens.
+"""Replace upstream's cross-entropy over a split vocabulary by one that works in chunks of tokens.
 
-Upstream's own path stays for label smoothing, and its fused losses are other functions.
+Label smoothing still uses upstream's path. Its fused losses are other functions.
 """
 
 from mqo.overlay.edits import AddImport, FileEdits, PrependBody
@@ -13,12 +13,12 @@ if label_smoothing == 0:
     return chunked_cross_entropy(vocab_parallel_logits, target, {group})
 """
 GROUP = "get_tensor_model_parallel_group()"
-# Callers may name the group since 0.19.
+# Since 0.19 callers may pass the group.
 GIVEN = f"{GROUP} if tp_group is None else tp_group"
 
 
 def routed(group: str, versions: str) -> FileEdits:
-    """Route the loss, over the ranks that the expression `group` gives."""
+    """Return the edits that route the loss; `group` is the expression for its ranks."""
     body = CHUNKED.format(group=group).lstrip()
     return FileEdits(PATH, (IMPORT, PrependBody(LOSS, body)), versions)
 

@@ -1,8 +1,8 @@
-"""Context parallelism in local attention, which refuses it.
+"""Allow context parallelism in local attention, where upstream refuses it.
 
-A rank gathers the keys and values of the whole sequence, in order, before anything quantizes them:
-so the blocks of both sites are those of one process. The fused branch, which stands above the place
-of the mask, needs no mask; the unfused path gets one over all keys.
+A rank gathers the keys and values of the whole sequence, in order, before they are quantized, so
+the blocks of both sites equal those of one process. The fused branch comes before the mask and
+needs none; the unfused path gets a mask over all keys.
 """
 
 from mqo.overlay.edits import (

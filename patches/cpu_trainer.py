@@ -1,12 +1,12 @@
-"""What the device codemod cannot express, site by site.
+"""Change, site by site, what the device codemod cannot express.
 
-The code here is written for torch.cuda; the codemod that follows in the series turns it, like
-upstream's own, into the facade's.
+The code here uses torch.cuda. The codemod, which comes later in the series, makes it use the
+facade, as it does with upstream's code.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, ReplaceExpression
 
-# Which two chunks of the sequence a context-parallel rank has.
+# The two chunks of the sequence that a context-parallel rank has.
 CHUNKS = 'torch.tensor([cp_rank, (2 * cp_size - cp_rank - 1)], device="cpu", pin_memory={})'
 # Only an accelerator can pin memory.
 UNPINNED = CHUNKS.format("torch.cuda.is_available()")
@@ -15,7 +15,7 @@ FILES = (
     FileEdits(
         "megatron/training/initialize.py",
         (
-            # On a machine with CUDA devices the demand stays as it is.
+            # On a machine with CUDA devices, CUDA is still required.
             ReplaceExpression(
                 "initialize_megatron",
                 Anchor("torch.cuda.is_available()"),
@@ -26,7 +26,7 @@ FILES = (
     FileEdits(
         "megatron/core/tensor_parallel/random.py",
         (
-            # Upstream queues this call until CUDA starts, which on a CPU is never.
+            # Upstream queues this call until CUDA starts, which never happens on a CPU.
             PrependBody(
                 "_set_cuda_rng_state",
                 "if not torch.cuda.is_available():\n"
@@ -38,7 +38,7 @@ FILES = (
     FileEdits(
         "megatron/core/jit.py",
         (
-            # torch.compile wants a C++ compiler, and gains nothing at the sizes a CPU trains.
+            # torch.compile needs a C++ compiler, and gains nothing at the sizes that CPUs train.
             PrependBody(
                 "enable_jit_fuser",
                 "if not torch.cuda.is_available():\n    disable_jit_fuser()\n    return\n",
@@ -49,7 +49,7 @@ FILES = (
     FileEdits(
         "megatron/core/jit.py",
         (
-            # The same where the fuser is chosen once, at import.
+            # The same for releases that choose the fuser once, at import.
             ReplaceExpression(
                 "",
                 Anchor("torch.compile"),
@@ -61,7 +61,7 @@ FILES = (
     FileEdits(
         "megatron/core/datasets/utils.py",
         (
-            # The wheel brings the helper compiled, and no Makefile to compile it with.
+            # The wheel contains the compiled helper, and no Makefile to compile it.
             PrependBody(
                 "compile_helpers",
                 "import importlib.util\n"
@@ -77,8 +77,8 @@ FILES = (
     FileEdits(
         "megatron/core/utils.py",
         (
-            # A CPU sums a large tensor's squares one by one: in fp32 the norm of 4 million elements
-            # is off by 8e-5, and a layout that cuts the tensor in two gets another one.
+            # A CPU sums the squares of a large tensor one by one: in fp32 the norm of 4 million
+            # elements is off by 8e-5, and differs in a layout that splits the tensor.
             ReplaceExpression(
                 "local_multi_tensor_l2_norm",
                 Anchor("torch.norm(tensor)"),
@@ -89,7 +89,7 @@ FILES = (
     FileEdits(
         "megatron/core/transformer/moe/moe_utils.py",
         (
-            # What is on the CPU already is still to become an array, which alltoall is handed.
+            # A tensor on the CPU must become an array, too, because alltoall needs one.
             ReplaceExpression(
                 "maybe_move_tensor_to_cpu",
                 Anchor("tensor.is_cuda"),
@@ -101,7 +101,7 @@ FILES = (
     FileEdits(
         "megatron/core/tensor_parallel/mappings.py",
         (
-            # The ranks that share an expert have different numbers of tokens for it.
+            # Ranks that share an expert have different numbers of tokens for it.
             AddImport("from mqo.megatron.device import all_gather, reduce_scatter"),
             ReplaceExpression(
                 "_gather_along_first_dim", Anchor("torch.distributed.all_gather"), "all_gather"

@@ -1,10 +1,10 @@
-"""Resuming with the distributed optimizer on torch's own Adam, and in fp32.
+"""Fix resuming with the distributed optimizer on torch's own Adam, and in fp32.
 
 Without Transformer Engine and apex, upstream reads Adam's step count from the state of its
 parameters. A resumed run reads it before that state is loaded, when it is 0. After loading, one
-tensor held the count of all parameters, and Adam incremented it once per parameter; and the count,
-which checkpoints store only per group, was looked up per parameter. In fp32 a main parameter is a
-view of the model's parameter, which must not be written to as a variable.
+tensor held the count of all parameters, and Adam incremented it once per parameter. The count was
+looked up per parameter, but checkpoints store it per group. In fp32 a main parameter is a view of
+a model parameter, and autograd forbids writing to that in place.
 """
 
 from mqo.overlay.edits import Anchor, FileEdits, InsertBefore, ReplaceExpression, WrapOperands

@@ -1,4 +1,4 @@
-"""Where a step's loss or gradients are not finite: the run ends in our words, on every rank."""
+"""End a run on every rank, with our error, if the loss or gradients of a step are not finite."""
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression
 
@@ -17,8 +17,8 @@ FILES = (
     FileEdits(
         "megatron/core/rerun_state_machine.py",
         (
-            # The first step of a process is not looked at, for there may be nothing to save then.
-            # Nothing is saved here, and a NaN would go into the weights.
+            # Upstream skips the first step of a process, because there may be nothing to save.
+            # Here nothing is saved, and a NaN would reach the weights.
             ReplaceExpression(
                 "RerunStateMachine.validate_result",
                 Anchor("self.first_iteration_complete"),

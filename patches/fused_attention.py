@@ -1,8 +1,8 @@
-"""Adds a branch to local attention, before anything is allocated for the s x s scores.
+"""Add a branch to local attention before the s x s scores are allocated.
 
 The branch comes after the QK literal, so that all paths read it, and before grouped keys are
-repeated. The PV literal comes later; its value is read from the source once, at import. Packed
-sequences, which upstream's own path refuses, reach the branch, which accepts or refuses them.
+repeated. The PV literal comes later; its value is read from the source once, at import. Upstream's
+own path refuses packed sequences; here they reach the branch, which may accept them.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore, ReplaceExpression

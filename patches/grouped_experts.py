@@ -1,4 +1,4 @@
-"""Runs the experts of local layers as one grouped GEMM with --moe-grouped-gemm."""
+"""Run the experts of local layers as one grouped GEMM with --moe-grouped-gemm."""
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression
 
@@ -17,7 +17,7 @@ FILES = (
     FileEdits(
         "megatron/training/arguments.py",
         (
-            # The demand for an architecture is that of another package's kernels.
+            # Upstream requires a GPU architecture for another package's kernels.
             ReplaceExpression(
                 "validate_args",
                 Anchor("args.moe_grouped_gemm"),

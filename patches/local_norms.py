@@ -1,7 +1,7 @@
-"""Chooses norms that can compute the model's normalization, with any installed packages.
+"""Choose norms that can compute the model's normalization, whatever packages are installed.
 
-With apex present upstream builds its FusedLayerNorm for RMSNorm, too, and ends there; with
-Transformer Engine present it ends a stack of local layers with that package's norm.
+With apex installed, upstream builds its FusedLayerNorm for RMSNorm, too, and fails. With
+Transformer Engine installed, the last norm of a stack of local layers is that package's.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression
@@ -17,7 +17,7 @@ FILES = (
     FileEdits(
         "megatron/core/models/backends.py",
         (
-            # Upstream keeps RMSNorm from apex here, and from then on LayerNorm, too.
+            # Upstream avoids apex for RMSNorm here, and afterwards for LayerNorm, too.
             ReplaceExpression("LocalSpecProvider.layer_norm", Anchor("WrappedTorchNorm"), "LNImpl"),
         ),
         versions=">=0.13",

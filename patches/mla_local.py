@@ -1,7 +1,7 @@
-"""Multi-latent attention from the local implementation's modules.
+"""Allow multi-latent attention with the local implementation's modules.
 
-Its keys and values have heads of different sizes, neither of them `kv_channels`, and its core
-attention is told both. Without them nothing changes.
+Its keys and values have different head sizes, neither of them `kv_channels`, so the core attention
+gets both as parameters. Without them nothing changes.
 """
 
 from mqo.overlay.edits import AddParameters, Anchor, FileEdits, PrependBody, ReplaceExpression
@@ -14,13 +14,13 @@ FILES = (
         "megatron/core/transformer/dot_product_attention.py",
         (
             AddParameters(INIT, "k_channels: int | None = None, v_channels: int | None = None"),
-            # The heads of the output, and thereby hidden_size_per_partition, are the values'.
+            # The output has the values' head size, so hidden_size_per_partition does, too.
             ReplaceExpression(
                 INIT,
                 Anchor("self.config.kv_channels"),
                 "(v_channels or self.config.kv_channels)",
             ),
-            # The scores sum over a key's head; MLA itself passes a scale that holds yarn's, too.
+            # Scores sum over the key's head size. MLA passes a scale that includes yarn's.
             ReplaceExpression(
                 INIT,
                 Anchor("math.sqrt(self.hidden_size_per_attention_head)"),
@@ -31,7 +31,7 @@ FILES = (
     FileEdits(
         "megatron/core/transformer/multi_latent_attention.py",
         (
-            # This release takes Transformer Engine to be there: its classes may be mocks.
+            # This release assumes Transformer Engine, whose classes may be mocks.
             ReplaceExpression(
                 "MultiLatentAttention.__init__",
                 Anchor("isinstance(self.linear_proj, TELinear)"),
@@ -43,10 +43,9 @@ FILES = (
     FileEdits(
         "megatron/core/transformer/mla_qk_norm_config.py",
         (
-            # Without query latents there is nothing to norm. The local spec names a norm for them
-            # all the same, which earlier releases pass over; and this one puts a projection with
-            # a norm inside instead of the spec's, where no other release, and no published
-            # model, has a norm.
+            # Without query latents there is nothing to normalize. The local spec still names a
+            # norm, which earlier releases ignore. This release replaces the projection by one
+            # that contains a norm, as no other release and no published model does.
             PrependBody(
                 f"{RESOLVER}._raise_unused_q_norm",
                 "if self.fused_norm_linear_impl is None:\n    return\n",

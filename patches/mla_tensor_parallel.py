@@ -1,9 +1,9 @@
-"""Fixes multi-latent attention with tensor parallelism, with its down projection split over ranks.
+"""Fix the gradient of a down projection of multi-latent attention that is split over ranks.
 
 Its output is gathered, and in the backward pass each rank takes its part of its own gradient. The
 gradient of the latents is complete, because the backward pass of the up projection sums it. The
-gradient of the rotated part of the keys, which all heads share, covers only this rank's heads: it
-is summed here.
+gradient of the rotated part of the keys, which all heads share, covers only this rank's heads, so
+it is summed here.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, ReplaceExpression

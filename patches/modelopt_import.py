@@ -1,4 +1,4 @@
-"""Moves the trainer's guarded imports of ModelOpt after the other package that they need.
+"""Move the trainer's guarded imports of ModelOpt after that of the other package they need.
 
 Upstream imports ModelOpt first, which takes about ten seconds, and then fails if
 megatron.post_training is missing, as in every wheel. In the other order it fails at once.

@@ -1,4 +1,4 @@
-"""Saves ModelOpt's state in a checkpoint's folder, before the tracker names the checkpoint."""
+"""Save ModelOpt's state in a checkpoint's folder, before the tracker names the checkpoint."""
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore
 

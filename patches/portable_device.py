@@ -1,8 +1,8 @@
-"""From torch.cuda to mqo.megatron.device: the same object where there is CUDA, a facade elsewhere.
+"""Replace torch.cuda by mqo.megatron.device: the same object with CUDA, otherwise a facade.
 
-What changes: the expression `torch.cuda` (not imports, not annotations in strings), "cuda" as a
+This changes the expression `torch.cuda` (not imports, not annotations in strings), "cuda" as a
 device argument, `.cuda()`, `torch.device("cuda...")`, and the type names that `Tensor.type()` is
-compared with. What stays: `device.type == "cuda"` and `device_type="cuda"`, which ask a question.
+compared with. It keeps `device.type == "cuda"` and `device_type="cuda"`, which only test.
 """
 
 import ast
@@ -18,7 +18,7 @@ TYPE_NAME = re.compile(r"torch\.cuda\.\w*Tensor")
 
 
 class _Rule(ast.NodeVisitor):
-    """Collects the splices of one file and the facade's names that they need."""
+    """Collect the splices of one file, and the names that they need from the facade."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -77,7 +77,7 @@ class _Rule(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_JoinedStr(self, node: ast.JoinedStr) -> None:
-        """Take it as text: before Python 3.12 nodes inside f-strings have no true position."""
+        """Edit it as text: before Python 3.12, nodes inside f-strings have wrong positions."""
         text = self.source.segment(node).decode()
         for matches, pattern, name in IN_F_STRINGS:
             count = sum(matches(inner) for inner in ast.walk(node))
@@ -87,7 +87,7 @@ class _Rule(ast.NodeVisitor):
                     f"an f-string at line {node.lineno} holds {pattern} {done} times as text"
                     f" and {count} times as code",
                     expected="the same number",
-                    help="The rule in patches/portable_device.py needs this form added",
+                    help="Add this form to the rule in patches/portable_device.py",
                 )
             if count:
                 self.needed.add(name)
@@ -102,7 +102,7 @@ class _Rule(ast.NodeVisitor):
 
 
 def splices(source: Source) -> Iterator[Splice]:
-    """Yield all changes of one file, the import of the facade's names included."""
+    """Yield all changes of one file, including the import of names from the facade."""
     rule = _Rule(source)
     rule.visit(source.tree)
     if rule.needed:
@@ -112,7 +112,7 @@ def splices(source: Source) -> Iterator[Splice]:
 
 
 def leftovers(source: Source) -> Iterable[Place]:
-    """Yield every form above that the result still has, imports apart."""
+    """Yield every form above that remains in the result, except in imports."""
     for node in source.walk():
         if isinstance(node, ast.Attribute) and is_torch_cuda(node):
             yield Place(node.lineno, "torch.cuda")
@@ -135,12 +135,12 @@ def is_torch_cuda(node: ast.AST) -> bool:
 
 
 def is_cuda_text(node: ast.AST) -> bool:
-    """Match the literal "cuda"; with an index ("cuda:0") it is an address, and no facade's."""
+    """Match the literal "cuda"; with an index ("cuda:0") it names one device and stays."""
     return isinstance(node, ast.Constant) and node.value == "cuda"
 
 
 def compared(node: ast.Compare) -> Iterator[ast.expr]:
-    """Yield what a comparison compares, the elements of lists, tuples and sets included."""
+    """Yield the operands of a comparison, including elements of lists, tuples and sets."""
     for part in [node.left, *node.comparators]:
         yield from [part, *getattr(part, "elts", [])]
 
@@ -185,7 +185,7 @@ def is_cuda_argument(node: ast.Call) -> bool:
     return name in {"to", "autocast"} and bool(node.args) and is_cuda_text(node.args[0])
 
 
-# What counts as code inside an f-string, how it looks as text, and the facade's name for it.
+# (matcher of code inside an f-string, its pattern as text, the name in the facade)
 IN_F_STRINGS = (
     (is_torch_cuda, r"\btorch\.cuda\b(?!\.\w*Tensor)", "accelerator"),
     (is_cuda_device, r"\btorch\.device(?=\(\s*f?['\"]cuda)", "accelerator_device"),

@@ -1,4 +1,4 @@
-"""Imports that an older Python or a machine without Triton cannot make."""
+"""Replace imports that fail on Python 3.11 or on a machine without Triton."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ from mqo.overlay.drift import Place
 
 # Names of `typing` that 3.11 lacks; typing_extensions has them on every version.
 NEW_IN_TYPING = {"override"}
-# Modules of triton that mqo.megatron.device brings, and what they are called there.
+# {module of triton: its name in mqo.megatron.device}
 FROM_DEVICE = {"triton": "triton", "triton.language": "triton_language"}
 
 
@@ -52,7 +52,7 @@ def _imported(node: ast.stmt) -> list[str]:
 
 
 def _from_device(alias: ast.alias) -> str:
-    """Turn `import triton.language as tl` into one of `triton_language` from our device module."""
+    """Turn `import triton.language as tl` into an import from our device module."""
     if alias.name not in FROM_DEVICE:
         return ast.unparse(ast.Import([alias]))
     if alias.asname:

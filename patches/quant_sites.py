@@ -1,7 +1,7 @@
-"""The five GEMM sites: a literal that says the quant type, operands wrapped by the quantizer.
+"""Add the five GEMM sites: a literal with the quant type, and operands wrapped by the quantizer.
 
-Operands are wrapped, not calls replaced: `alpha`, `beta`, `out=` and the callee stay upstream's,
-and so do the look-alikes in LinearWithFrozenWeight, which the scope excludes.
+Only operands are wrapped: `alpha`, `beta`, `out=` and the called function stay upstream's. The
+similar calls in LinearWithFrozenWeight are outside the scope and stay, too.
 """
 
 from mqo.overlay.edits import (
@@ -29,11 +29,11 @@ def gemm(
     before: Anchor | None = None,
     then: str = "",
 ) -> tuple[Edit, Edit]:
-    """Put a literal before the GEMM and wrap its two operands.
+    """Return the edits that put a literal before a GEMM and wrap its two operands.
 
     `forms` are the calls that compute this GEMM on upstream's code paths. The literal is inserted
-    into the block that encloses them all, or earlier, before the statement of `before`.
-    `owner` is the expression that knows the layer; `then` is a method call on the operands.
+    into the block that encloses all of them, or before the statement of `before`, if given.
+    `owner` is an expression for the labeled object; `then` is a method call on the operands.
     """
     binding = f"{site}_operands"
     code = (
@@ -42,8 +42,8 @@ def gemm(
         + (f"{binding}.{then}\n" if then else "")
     )
     wrappers = {lhs: f"{binding}.lhs", rhs: f"{binding}.rhs"}
-    place = (before,) if before else forms
-    return InsertBefore(scope, place, code), WrapOperands(scope, forms, wrappers)
+    position = (before,) if before else forms
+    return InsertBefore(scope, position, code), WrapOperands(scope, forms, wrappers)
 
 
 LINEAR_SITES = (
@@ -57,7 +57,7 @@ LINEAR_SITES = (
         owner="weight",
         then="save(ctx, input, weight, total_input)",
     ),
-    # What backward reads may be packed.
+    # Operands saved for the backward pass may be packed.
     ReplaceExpression(f"{LINEAR}.backward", Anchor("ctx.saved_tensors"), "saved_operands(ctx)"),
     *gemm(
         "dgrad",
@@ -101,7 +101,7 @@ ATTENTION_SITES = (
         lhs="query",
         rhs="key",
         owner="self",
-        # What fused_attention branches off before: one literal serves both paths.
+        # fused_attention branches off here, so one literal serves both paths.
         before=Anchor(
             "self.num_attention_heads_per_partition // self.num_query_groups_per_partition > 1"
         ),

@@ -1,4 +1,4 @@
-"""Passes --rope-scaling-factor on from the arguments to the model's configuration."""
+"""Pass --rope-scaling-factor from the arguments to the model's configuration."""
 
 from mqo.overlay.edits import Anchor, FileEdits, InsertBefore
 

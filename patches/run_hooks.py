@@ -1,4 +1,4 @@
-"""Calls on every rank: around every training step, before validations, and around checkpoints."""
+"""Call our hooks on every rank: around steps, before validations, and around checkpoints."""
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, ReplaceExpression
 

@@ -1,4 +1,4 @@
-"""Makes Megatron's packages look for mqo in their own tree first, before other imports."""
+"""Make Megatron's packages import mqo from their own tree, if it contains a copy."""
 
 from mqo.overlay.edits import FileEdits, PrependBody
 from mqo.overlay.runtime import FOLDER

@@ -1,6 +1,6 @@
-"""Allows torch's norms with sequence parallelism, which upstream refuses.
+"""Allow torch's norms with sequence parallelism, which upstream refuses.
 
-A rank normalizes its share of the tokens, so the gradients of the norm's weights must be summed
+A rank normalizes its share of the tokens, so the gradients of the weights of a norm must be summed
 over the tensor-parallel ranks. Upstream does that for all weights with this attribute.
 """
 

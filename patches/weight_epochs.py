@@ -1,7 +1,7 @@
-"""Says when weights change, for the cache of quantized ones.
+"""Tell the cache of quantized weights when weights change.
 
-No forward pass runs inside of these functions, so the cache is filled again after they are done:
-with a distributed optimizer that gathers in the forward pass, after the gathering.
+No forward pass runs inside these functions, so the cache is filled again after they return. With
+a distributed optimizer that gathers weights in the forward pass, that is after the gathering.
 """
 
 from mqo.overlay.edits import AddImport, FileEdits, PrependBody
@@ -14,7 +14,7 @@ FILES = (
         "megatron/core/optimizer/optimizer.py",
         (
             IMPORT,
-            # Every other optimizer is made of these, or derives from them.
+            # Every other optimizer contains these or derives from them.
             PrependBody("MixedPrecisionOptimizer.step_with_ready_grads", CALL),
             PrependBody("FP32Optimizer.step_with_ready_grads", CALL),
         ),

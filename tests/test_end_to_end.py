@@ -258,7 +258,7 @@ def test_a_site_that_is_asked_for_and_never_runs_ends_the_run_by_name(start, tmp
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.returncode != 0
     failure = (tmp_path / "failure.txt").read_text()
-    assert "pv: asked for mxfp4, but its quantizer never ran" in failure
+    assert "pv: its type is mxfp4, but its quantizer never ran" in failure
     assert "iteration 1" in failure
     assert not (tmp_path / "checkpoints").exists()
 
@@ -338,7 +338,7 @@ def test_a_mixture_of_experts_quantizes_every_expert_and_never_its_router(start)
     for expert in range(2):
         assert f"decoder.layers.3.mlp.experts.local_experts.{expert}.linear_fc1" in layers
     assert not [layer for layer in layers if "router" in layer]
-    said = "mqo: never quantized, as it has no site: decoder.layers.3.mlp.router (TopKRouter)"
+    said = "mqo: never quantized, because it has no site: decoder.layers.3.mlp.router (TopKRouter)"
     assert said in run.log.read_text().splitlines()
 
 

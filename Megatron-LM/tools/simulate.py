@@ -22,12 +22,12 @@ def main(target: Path, job: str) -> None:
     """Run the job, and write what it found."""
     sys.path.insert(0, str(ROOT))
     import preflight  # noqa: F401  (checks where megatron comes from)
-    from mqo.megatron.simulation.program import Job, run
+    from mqo.megatron.simulation.program import RankJob, run
 
     said = io.StringIO()
     try:
         with redirect_stderr(said):
-            ran = run(Job(**json.loads(job)))
+            ran = run(RankJob(**json.loads(job)))
     except (Exception, SystemExit) as error:
         explain(error, said.getvalue())
         raise

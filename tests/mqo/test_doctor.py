@@ -279,7 +279,7 @@ def test_a_transformer_engine_that_is_not_known_quantizes_nothing(gpu, site):
     (site / "libtransformer_engine.so").touch()
     engine = found(gpu, "Transformer Engine")
     assert (engine.state, engine.cost) == ("warning", "its layers run with bf16 alone")
-    assert engine.found == "2.9.0; known are its releases 2.10 to 2.20"
+    assert engine.found == "2.9.0; supported releases are 2.10 to 2.20"
 
 
 # -- room ----------------------------------------------------------------------------------------

@@ -292,7 +292,7 @@ def test_a_release_is_patched_with_the_forms_that_it_has(version, forms):
 
 
 def test_a_form_that_the_release_should_have_is_missed():
-    with pytest.raises(DriftError, match=r"te_general_gemm.*0 times instead of 1"):
+    with pytest.raises(DriftError, match=r"te_general_gemm.* 0 .* 1"):
         sites("quant_sites", LAYERS, older("0.17.1"), PIN)
 
 
@@ -373,12 +373,12 @@ def test_a_gemm_that_upstream_renamed_or_doubled_stops_the_patch(
     for other, times in ((b"elsewhere()", 0), (b"[" + gemm + b", " + gemm + b"][0]", 2)):
         at = pristine[path].rindex(gemm)
         source = pristine[path][:at] + other + pristine[path][at + len(gemm) :]
-        with pytest.raises(DriftError, match=rf"\.{scope}.* occurs {times} times instead of 1"):
+        with pytest.raises(DriftError, match=rf"\.{scope}.* {times} .* 1"):
             planned("quant_sites", version, {**pristine, path: source})
 
 
 def test_patching_what_is_patched_stops(vendored, pristine):
     version = vendored.upstream().version
     once = {p: f.content for p, f in planned("quant_sites", version, pristine).items()}
-    with pytest.raises(DriftError, match="occurs 0 times"):
+    with pytest.raises(DriftError, match=r" 0 .* 1"):
         planned("quant_sites", version, once)

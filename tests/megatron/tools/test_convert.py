@@ -50,7 +50,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(program, tmp_path, one_rank
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Command()))
     from mqo.megatron.run.checkpoints import CheckpointError
 
-    with pytest.raises(CheckpointError, match=r"\.metadata would have \w+\.system run"):
+    with pytest.raises(CheckpointError, match=r"\.metadata would run \w+\.system"):
         program.describe(tmp_path, tmp_path / "facts.json")
     assert not (tmp_path / "ran").exists()
 

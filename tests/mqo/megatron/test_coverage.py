@@ -37,32 +37,34 @@ def test_nothing_asked_and_nothing_run_is_no_fault():
 def test_a_site_that_never_ran_is_named():
     asked = {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"}
     assert missing(asked, records("fprop", "mxfp8")) == [
-        "qk: asked for mxfp8, but its quantizer never ran"
+        "qk: its type is mxfp8, but its quantizer never ran"
     ]
 
 
 def test_a_record_without_calls_is_a_site_that_never_ran():
     idle = QuantRecord("qk", "a", "query", "mxfp8", 0, 0, 0.0, 0.0)
-    assert missing({"qk": "mxfp8"}, [idle]) == ["qk: asked for mxfp8, but its quantizer never ran"]
+    assert missing({"qk": "mxfp8"}, [idle]) == [
+        "qk: its type is mxfp8, but its quantizer never ran"
+    ]
 
 
 def test_another_type_is_named_with_its_layers():
     ran = records("qk", "hifp8", "a") + records("qk", "hifp8", "b") + records("qk", "mxfp8", "c")
     assert missing({"qk": "mxfp8"}, ran) == [
-        "qk: asked for mxfp8, but a and 1 more ran as hifp8",
+        "qk: its type is mxfp8, but a and 1 more ran as hifp8",
     ]
 
 
 @pytest.mark.parametrize("asked", [{}, {"wgrad": "none"}])
 def test_a_site_that_ran_unasked_is_named(asked):
     assert missing(asked, records("wgrad", "mxfp4", "a")) == [
-        "wgrad: asked for none, but a ran as mxfp4"
+        "wgrad: its type is none, but a ran as mxfp4"
     ]
 
 
 def test_an_operand_that_stayed_out_is_named():
     ran = records("pv", "mxfp8", operands=("probs",))
-    assert missing({"pv": "mxfp8"}, ran) == ["pv: ran as mxfp8, but its operand value never did"]
+    assert missing({"pv": "mxfp8"}, ran) == ["pv: ran as mxfp8, but without its operand value"]
 
 
 def test_faults_come_in_the_order_of_the_sites():
@@ -106,7 +108,7 @@ def test_a_rank_whose_layers_all_reached_their_sites_missed_nothing():
 def test_one_layer_that_bypasses_the_site_is_named():
     found = reached({"fprop": "mxfp8"}, TWO, {"a", "b"}, records("fprop", "mxfp8", "a"))
     assert coverage_faults([SiteCoverage(), found]) == [
-        "fprop: b ran, but not through this site: exclude it"
+        "fprop: b ran, but bypassed this site: exclude it"
     ]
 
 
@@ -119,7 +121,7 @@ def test_a_layer_that_bypasses_on_one_rank_alone_is_named():
     """Tensor-parallel ranks share layer names, but each is held to its own records."""
     ran = records("fprop", "mxfp8", "a")
     ranks = [reached({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran) for ran in (ran, [])]
-    assert coverage_faults(ranks) == ["fprop: a ran, but not through this site: exclude it"]
+    assert coverage_faults(ranks) == ["fprop: a ran, but bypassed this site: exclude it"]
 
 
 def test_each_site_is_held_to_its_own_kind_of_layers():
@@ -153,7 +155,7 @@ def test_a_layer_that_lost_its_name_is_a_fault():
     gemm_operands("dgrad", "mxfp8", None).lhs(torch.ones(4, 32))
     found = reached({"dgrad": "mxfp8"}, [], set(), RECORDER.entries())
     (fault,) = coverage_faults([found])
-    assert fault.startswith("dgrad: a layer lost its name on the way")
+    assert fault.startswith("dgrad: a layer lost its name")
 
 
 @pytest.mark.parametrize("kind", ["mxfp8", "mxfp4", "hifp8"])

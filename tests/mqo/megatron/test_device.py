@@ -243,10 +243,10 @@ def test_without_triton_kernels_define_and_do_not_launch(no_triton):
     def kernel(x, n: tl.constexpr):
         return tl.load(x + tl.arange(0, n))
 
-    with pytest.raises(ModuleNotFoundError, match="triton is not installed"):
+    with pytest.raises(ModuleNotFoundError, match="Triton"):
         kernel[(1,)](random.random(), 1)
 
 
 def test_the_module_has_no_other_names():
-    with pytest.raises(AttributeError, match="no attribute 'tritium'"):
+    with pytest.raises(AttributeError, match="'tritium'"):
         device.tritium  # noqa: B018 - it raises

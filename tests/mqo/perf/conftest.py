@@ -9,7 +9,7 @@ from mqo.launch.variants import variants
 from mqo.perf import sections as program
 from mqo.perf.comparability import run_of
 from mqo.perf.sections import TRACE, Measured
-from mqo.perf.train import Asked, plan, profiler_flags
+from mqo.perf.train import PerfOptions, plan, profiler_flags
 
 from ..report.conftest import make_run
 from .test_trace import STEP
@@ -35,7 +35,7 @@ def made(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "_digests", lambda run: {"weight": ["float32", [2], "00ff"]})
 
     def make(place="a test", scaling=True, asked=None, **rest):
-        asked = asked or Asked(*NAMES)
+        asked = asked or PerfOptions(*NAMES)
         planned = plan(asked, Machine(4, 0), scaling=scaling)
         folder = tmp_path / place
         runs = {}

@@ -13,7 +13,7 @@ def test_it_fits_and_takes_the_readers_colors(browser, made, width, scheme):
     page = browser.new_page(viewport=size, color_scheme=scheme, offline=True)
     page.on("console", lambda message: said.append(message.text))
     page.on("request", lambda request: said.append(request.url))
-    page.goto((measured.place / "index.html").as_uri())
+    page.goto((measured.folder / "index.html").as_uri())
     assert page.evaluate("document.documentElement.scrollWidth") == width
     color = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, color.strip("rgb()").split(","))) < 200) == (scheme == "dark")

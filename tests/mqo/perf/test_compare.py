@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 from mqo.errors import MqoError
 from mqo.perf.comparability import RECORD, check_comparable, read, timed
-from mqo.perf.ratio import lines, noisy, ratio
+from mqo.perf.ratio import noisy, ratio, ratio_lines
 from mqo.perf.train import profiler_flags
 
 from ..report.conftest import make_run, write
@@ -44,25 +44,24 @@ def mqo(command_line):
 @pytest.mark.parametrize(
     ("rest", "named"),
     [
-        ({"seed": 7}, "seed is 1234 and 7"),
-        ({"digest": "ffff"}, "data is"),
-        ({"flags": ("--lr", "1")}, "--lr is 0.002 and 1"),
-        ({"flags": ("--train-iters", "9")}, "--train-iters is missing and 9"),
-        ({"model": "llama31-8b"}, "model is llama32-1b and llama31-8b"),
+        ({"seed": 7}, "seed .* 1234 .* 7"),
+        ({"digest": "ffff"}, "data "),
+        ({"flags": ("--lr", "1")}, "--lr .* 0.002 .* 1"),
+        ({"flags": ("--train-iters", "9")}, "--train-iters .* 9"),
+        ({"model": "llama31-8b"}, "model .* llama32-1b .* llama31-8b"),
     ],
 )
 def test_runs_of_other_data_seeds_or_flags_are_refused_by_name(timed_run, rest, named):
     one, other = timed_run("one"), timed_run("other", "mxfp8", **rest)
     for allow in (False, True):
-        with pytest.raises(MqoError, match="no equal runs") as left:
+        with pytest.raises(MqoError, match=named):
             check_comparable(one, other, allow_versions=allow)
-        assert named in str(left.value)
 
 
 def test_other_steps_are_refused(timed_run):
     one = timed_run("one")
     other = replace(one, facts={**one.facts, "steps": "19"})
-    with pytest.raises(MqoError, match="steps is 20 and 19"):
+    with pytest.raises(MqoError, match=r"steps .* 20 .* 19"):
         check_comparable(one, other)
 
 
@@ -70,7 +69,7 @@ def test_other_versions_and_machines_are_refused_unless_they_are_allowed(timed_r
     one, other = timed_run("one"), timed_run("other", cpu="Another CPU")
     newer = replace(one, versions={**one.versions, "torch": "9.9"})
     apexs = timed_run("fused", implementation={"optimizers": ["apex.FusedAdam"]})
-    texts = ("Another CPU", "torch is 2.13.0 and 9.9", "optimizers is torch.AdamW and apex.Fused")
+    texts = ("Another CPU", "torch .* 2.13.0 .* 9.9", "torch.AdamW .* apex.Fused")
     for side, named in zip((other, newer, apexs), texts, strict=True):
         with pytest.raises(MqoError, match=named):
             check_comparable(one, side)
@@ -82,14 +81,14 @@ def test_modes_and_a_profiler_may_differ(timed_run):
 
 
 def test_what_is_neither_a_run_nor_a_result_is_refused(tmp_path, runs):
-    with pytest.raises(MqoError, match="neither a run nor"):
+    with pytest.raises(MqoError, match=r"perf\.json .*cell\.json"):
         read(tmp_path)
     unfinished = runs("unfinished")
     unfinished.result.unlink()
-    with pytest.raises(MqoError, match="cannot be compared: unfinished"):
+    with pytest.raises(MqoError, match="compared: unfinished"):
         read(unfinished.root)
     (tmp_path / RECORD).write_text("{}")
-    with pytest.raises(MqoError, match="cannot be read"):
+    with pytest.raises(MqoError, match=r"perf\.json .*'timed'"):
         read(tmp_path)
 
 
@@ -105,7 +104,7 @@ def test_runs_are_paired_step_by_step_without_the_first_ones(timed_run):
     times = [(n, 100.0 if n < 3 else 1.0) for n in range(1, 21)]
     slower = [(n, 2.0 if n % 2 else 3.0) for n in range(1, 20)]
     found = ratio(timed_run("one", times=times), timed_run("other", times=slower))
-    assert (found.of, found.count) == ("steps", 17)
+    assert (found.unit, found.count) == ("steps", 17)
     assert (found.noisy.low, found.noisy.median, found.noisy.high) == (2.0, 2.0, 3.0)
 
 
@@ -115,7 +114,7 @@ def test_several_repeats_are_paired_by_their_medians(timed_run):
     several = replace(one, repeats=(one.repeats[0], twice))
     other = replace(one, repeats=(twice, dict.fromkeys(range(1, 21), 6.0)))
     found = ratio(several, other)
-    assert (found.of, found.count, found.noisy.median) == ("repeats", 2, 2.5)
+    assert (found.unit, found.count, found.noisy.median) == ("repeats", 2, 2.5)
     assert (found.noisy.low, found.noisy.high) == (2.25, 2.75)
 
 
@@ -128,14 +127,14 @@ def test_steps_that_the_profiler_watched_do_not_count(timed_run):
 def test_one_value_has_no_spread_and_none_is_refused(timed_run):
     assert (noisy([2.0]).median, noisy([2.0]).low) == (2.0, None)
     one = timed_run("one", times=[(1, 1.0)])
-    with pytest.raises(MqoError, match="no step time at the same step"):
+    with pytest.raises(MqoError, match="same step"):
         ratio(one, timed_run("other", times=[(2, 1.0)]))
 
 
 def test_the_lines_are_80_columns_wide(timed_run):
     one = timed_run("one", cpu="A CPU whose maker gave it " + "a long name " * 9)
     other = replace(timed_run("other", "mxfp8", step_s=1.0), name="mxfp8, " + "many options " * 9)
-    text = lines(one, other, ratio(one, other))
+    text = ratio_lines(one, other, ratio(one, other))
     assert max(map(len, text)) <= 80
     assert text[-1] == "B/A 2.000x, quartiles 2.000 to 2.000, of 17 paired steps"
 
@@ -148,7 +147,7 @@ def test_two_runs_side_by_side(timed_run, mqo, tmp_path):
     code, out, _ = mqo("--compare", tmp_path / "one", tmp_path / "other")
     assert code == 0
     assert "B/A 0.500x" in out
-    assert "500.0 ms a step" in out
+    assert "500.0 ms per step" in out
 
 
 def test_a_result_is_compared_as_its_runs_were(timed_run, mqo, tmp_path):
@@ -184,7 +183,7 @@ def test_the_runs_of_a_repeat_are_held_to_each_other(runs):
 
     one, other = (run_of(runs(name).root) for name in ("one", "other"))
     assert len(timed(one, other).repeats) == 2
-    with pytest.raises(MqoError, match="seed is 1234 and 8"):
+    with pytest.raises(MqoError, match=r"seed .* 1234 .* 8"):
         timed(one, replace(other, seed="8"))
 
 
@@ -202,7 +201,7 @@ def test_the_runs_of_a_repeat_are_held_to_each_other(runs):
             ("--model", "llama32-1b", "--recipes", "hif4", "--axis", "block=16,32"),
             "--axis block=16,32 ",
         ),
-        (("--model", "llama32-1b", "--mode", "bf16", "-o", "."), "holds something already"),
+        (("--model", "llama32-1b", "--mode", "bf16", "-o", "."), "not empty"),
     ],
 )
 def test_what_cannot_run_is_refused_with_2(mqo, words, named):

@@ -70,7 +70,7 @@ def test_a_trace_is_read_packed_or_not(tmp_path):
 
 
 def test_a_trace_without_a_step_is_refused():
-    with pytest.raises(RunError, match="holds no step"):
+    with pytest.raises(RunError, match="ProfilerStep#N"):
         breakdown(STEP[1:])
 
 

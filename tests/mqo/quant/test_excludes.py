@@ -85,7 +85,7 @@ def test_a_site_whose_layers_are_all_excluded_is_a_fault(options):
     excluding(options, "*")
     gemm_operands("fprop", "mxfp4", owner("head"))
     assert missing({"fprop": "mxfp4"}, RECORDER.entries()) == [
-        "fprop: asked for mxfp4, but every layer is excluded"
+        "fprop: its type is mxfp4, but every layer is excluded"
     ]
 
 

@@ -10,7 +10,7 @@ from mqo.matrix import tables
 from mqo.overlay.series import Series
 from mqo.scale.memory import CONTEXT, Arithmetic, worst_stage
 from mqo.scale.simulated import TABLE, simulated_need
-from mqo.simulate.jobs import Job, simulate
+from mqo.simulate.jobs import RunJob, simulate
 from mqo.simulate.result import needed
 
 MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
@@ -59,6 +59,6 @@ def test_the_table_is_what_a_simulation_says_today(vendored, checkout_with, tmp_
     made = resolve("llama32-1b", "wikipedia", "FA_linear_mxfp8", "standard", cluster=cluster)
     made = made.with_layout(row["flags"].split())
     project = checkout_with(cache=tmp_path)
-    job = Job.of(made, imagined("h100-80gb", 8), dict(made.quantization.types), 1.0)
+    job = RunJob.from_config(made, imagined("h100-80gb", 8), dict(made.quantization.types), 1.0)
     (rank,) = simulate(project, vendored, Series.of(project), job, lambda text: None)
     assert needed(rank) == int(row["bytes"])

@@ -13,7 +13,7 @@ from mqo.overlay.series import Series
 from mqo.process import temporary_folder
 from mqo.program import run_program
 from mqo.simulate.facts import RankFacts
-from mqo.simulate.jobs import PROGRAM, Job
+from mqo.simulate.jobs import PROGRAM, RunJob
 
 GPU = Machine(1, 8)
 ALIGNMENT = 512
@@ -43,7 +43,7 @@ def simulated(vendored, checkout_with):
     pool = ThreadPoolExecutor(2)
 
     def run(config, world, steps, real):
-        job = Job.of(config, GPU, dict(config.quantization.types), 1.0)
+        job = RunJob.from_config(config, GPU, dict(config.quantization.types), 1.0)
         series = Series.of(project)
         with (
             source_of(project, vendored, series, config, PROGRAM) as source,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqo.launch.config import Cluster, resolve
 from mqo.launch.machine import Machine
-from mqo.simulate.jobs import Job, steps
+from mqo.simulate.jobs import RunJob, steps
 
 
 @given(st.integers(1, 300), st.integers(1, 16), st.booleans(), st.booleans())
@@ -34,7 +34,7 @@ def job(*flags, gpus=64, **rest):
     made = resolve(
         "llama32-1b", "wikipedia", "mxfp8", "standard", extra_flags=flags, cluster=cluster, **rest
     )
-    return Job.of(made, Machine(1, 8), dict(made.quantization.types), 1.0)
+    return RunJob.from_config(made, Machine(1, 8), dict(made.quantization.types), 1.0)
 
 
 def told(*flags, **rest):

@@ -62,7 +62,7 @@ def test_a_peak_that_grows_with_micro_batches_is_not_steady(peaks, steady):
 
 
 def roofline(found):
-    return Roofline.of(found, H100)
+    return Roofline.for_rank(found, H100)
 
 
 def test_a_product_takes_the_longer_of_its_two_times():

@@ -51,6 +51,18 @@ def test_a_script_that_does_not_say_is_refused(text, tmp_path):
         arguments(script)
 
 
+def test_a_variable_of_the_shell_is_named(tmp_path):
+    script = tmp_path / "run.sh"
+    script.write_text("python3 train_config.py --model $MODEL\n")
+    with pytest.raises(MqoError) as error:
+        arguments(script)
+    assert str(error.value) == (
+        f"{script} uses $MODEL of the shell. Expected: a script that calls train_config.py or "
+        "flash_attention_config.py with plain words, as in script/; or one of these two, followed "
+        "by its options."
+    )
+
+
 def test_no_file_and_no_text_are_refused(tmp_path):
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     for path in (tmp_path / "gone.sh", tmp_path, tmp_path / "binary"):

@@ -62,7 +62,7 @@ def perf(
     from mqo.launch.variants import variants
     from mqo.matrix import tables
     from mqo.perf import measure
-    from mqo.perf.train import Asked
+    from mqo.perf.train import PerfOptions
     from mqo.perf.verdicts import tables as limits
 
     try:
@@ -78,7 +78,7 @@ def perf(
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         chosen = variants(mode or "", recipes, axis or ())
         rest = (base, dataset, training_config, choice, tuple(flags or ()), limits().steps)
-        asked = [Asked(model, how, *rest) for how in chosen]
+        asked = [PerfOptions(model, how, *rest) for how in chosen]
         failed = measure.run_tests(asked, folder, scaling=not no_scaling)
     except RunError as error:
         error.exit_code = MqoError.exit_code  # 1 would say that a verdict failed

@@ -51,8 +51,8 @@ def simulate(
     from mqo.display import stderr
     from mqo.errors import MqoError
     from mqo.output import new_file, target_of
-    from mqo.simulate.command import Asked, simulated
-    from mqo.simulate.lines import lines
+    from mqo.simulate.command import SimulationOptions, simulated
+    from mqo.simulate.lines import simulation_lines
 
     if page is not None and not page.absolute().parent.is_dir():
         raise MqoError(
@@ -60,7 +60,9 @@ def simulate(
         )
     if page is not None:
         target_of(page)  # before the step runs
-    asked = Asked(script, tuple(context.args), tuple(context.obj), device, nodes, imbalance)
+    asked = SimulationOptions(
+        script, tuple(context.args), tuple(context.obj), device, nodes, imbalance
+    )
     found = simulated(asked, settled(tree), stderr())
     if page is not None:
         from mqo.simulate.page import page as render
@@ -68,5 +70,5 @@ def simulate(
         with new_file(page) as file:
             file.write_text(render(found), encoding="utf-8")
         print(page, file=sys.stderr)
-    emit("simulate", None, "\n".join(lines(found)), as_json, **found.as_table())
+    emit("simulate", None, "\n".join(simulation_lines(found)), as_json, **found.as_table())
     raise typer.Exit(0 if found.fits else 1)

@@ -1,1 +1,1 @@
-"""What patched Megatron-LM calls: hooks, attention, losses, experts; and what simulates a step."""
+"""The code that patched Megatron-LM calls: hooks, attention, losses, experts; and a simulator."""

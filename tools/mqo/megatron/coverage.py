@@ -1,4 +1,4 @@
-"""Compares what a run should quantize with what its quantizers did: no mode may fail silently."""
+"""Compare what a run should quantize with what its quantizers did: no mode may fail silently."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -9,40 +9,40 @@ from mqo.quant.labels import UNLABELED, Layer
 from mqo.quant.operand_table import member
 from mqo.quant.record import EXCLUDED, QuantRecord
 
-# (site, operand, layer, the site's type) -> the format of that operand, 'none' for none.
+# (site, operand, layer, quant type of the site) -> format of that operand; 'none' if unquantized
 TypeOf = Callable[[str, str, str, str], str | None]
 
 
 def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str | None:
-    """Return the format of an operand where no recipe says otherwise."""
+    """Return the format of an operand without a recipe."""
     del site, layer
     return member(quant_type, operand)
 
 
 def missing(
-    asked: Mapping[str, str], records: Iterable[QuantRecord], type_of: TypeOf = _by_site
+    types: Mapping[str, str], records: Iterable[QuantRecord], type_of: TypeOf = _by_site
 ) -> list[str]:
-    """Return one text per fault: what a run should have quantized and did not.
+    """Return one text per difference between the requested and the recorded quantization.
 
     Args:
-        asked: site -> quant type; an absent site has 'none'.
-        records: of all ranks, for a pipeline stage may hold no site of a kind.
-        type_of: what the run's recipe makes of a site's type, for an operand of a layer.
+        types: site -> quant type; an absent site has 'none'.
+        records: from all ranks, because a pipeline stage may have no site of a kind.
+        type_of: returns an operand's format in a layer, from the recipe and the site's type.
 
-    A fault is a site that never ran, ran as another type or with one operand only, or ran although
-    its type is 'none'. Excluded layers did not run. The list is empty if there is no fault.
+    A difference is a site that never ran, ran with another type or with one operand, or ran
+    although its type is 'none'. Excluded layers count as not run.
 
     Raises:
-        ValueError: `asked` holds an unknown site or type; the text names the valid ones.
+        ValueError: `types` holds an unknown site or type; the text names the valid ones.
     """
-    for name, wanted in asked.items():
+    for name, wanted in types.items():
         check_choice("GEMM site", name, tuple(SITES))
         check_type(wanted)
     records = list(records)
     faults = []
     for name in SITES:
         here = [record for record in records if record.site == name and record.calls]
-        faults += _site_faults(name, asked.get(name, NONE), here, type_of)
+        faults += _site_faults(name, types.get(name, NONE), here, type_of)
     return faults
 
 
@@ -50,11 +50,11 @@ def ineffective(records: Iterable[QuantRecord]) -> list[str]:
     """Return one text per site and type whose quantizer changed no measured value.
 
     Args:
-        records: of all ranks, with the measurements until now.
+        records: from all ranks, with all measurements up to now.
 
     All layers and operands of a site count together, because a single operand can be zero, or can
-    have only values of the format. A site is judged if any measured element is not zero. A NaN
-    among its sums leaves it unjudged. Without a measurement the list is empty.
+    contain only values of the format. A site is judged if any measured element is not zero and
+    its sums are not NaN. Without a measurement the list is empty.
     """
     together: dict[tuple[str, str], list[QuantRecord]] = {}
     for record in records:
@@ -70,10 +70,10 @@ def ineffective(records: Iterable[QuantRecord]) -> list[str]:
 
 @dataclass(frozen=True)
 class SiteCoverage:
-    """What one rank's first step reached.
+    """The sites and layers that the first step of one rank reached.
 
-    missed: (site, layer) of each layer that ran but not through the site. idle: layers that never
-    ran. unlabeled: sites that quantized for a layer whose name was lost.
+    missed: (site, layer) of each layer that ran without the site. idle: layers that never ran.
+    unlabeled: sites that quantized an operand of a layer whose name was lost.
     """
 
     missed: frozenset[tuple[str, str]] = frozenset()
@@ -82,7 +82,7 @@ class SiteCoverage:
 
 
 def site_coverage(
-    asked: Mapping[str, str],
+    types: Mapping[str, str],
     layers: Iterable[Layer],
     used: Collection[str],
     records: Iterable[QuantRecord],
@@ -91,11 +91,11 @@ def site_coverage(
 ) -> SiteCoverage:
     """Compare the layers of one rank with its records, after a forward and backward pass.
 
-    `used` names the layers that ran, and `type_of` is as in `missing`. Frozen layers are
-    find_traps's to name. A layer that ran on no token counts as run, on both sides.
+    `used` are the names of the layers that ran; `type_of` is as in `missing`. `find_traps` reports
+    frozen layers. A layer that ran on no token counts as run, on both sides.
     """
     ran = {(r.site, r.layer, r.operand) for r in records if r.quant_type != EXCLUDED}
-    wanted = [site for site in SITES.values() if asked.get(site.name, "none") != "none"]
+    wanted = [site for site in SITES.values() if types.get(site.name, "none") != "none"]
     missed, idle = set(), set()
     for site in wanted:
         for layer in layers:
@@ -103,7 +103,7 @@ def site_coverage(
                 continue
             if layer.name not in used:
                 idle.add(layer.name)
-            elif not _due(site, layer.name, asked[site.name], type_of) <= ran:
+            elif not _due(site, layer.name, types[site.name], type_of) <= ran:
                 missed.add((site.name, layer.name))
     lost = {site for site, layer, _ in ran if layer == UNLABELED}
     return SiteCoverage(frozenset(missed), frozenset(idle), frozenset(lost))
@@ -122,17 +122,17 @@ def coverage_faults(ranks: Iterable[SiteCoverage]) -> list[str]:
     for site in SITES:
         names = sorted({layer for rank in ranks for s, layer in rank.missed if s == site})
         if names:
-            faults.append(f"{site}: {_some(names)} ran, but not through this site: exclude it")
+            faults.append(f"{site}: {_some(names)} ran, but bypassed this site: exclude it")
         if any(site in rank.unlabeled for rank in ranks):
             faults.append(
-                f"{site}: a layer lost its name on the way, so no exclude can be held to it "
-                "(a weight that is gathered, or activations that are offloaded)"
+                f"{site}: a layer lost its name, so excludes cannot be checked for it "
+                "(its weight is gathered, or its activations are offloaded)"
             )
     return faults
 
 
 def idle_layers(ranks: Iterable[SiteCoverage]) -> list[str]:
-    """Return the names of the layers that ran on no rank, which are not held to a type."""
+    """Return the names of the layers that ran on no rank; their types are not checked."""
     return sorted({name for rank in ranks for name in rank.idle})
 
 
@@ -141,22 +141,22 @@ def _site_faults(name: str, wanted: str, records: list[QuantRecord], type_of: Ty
     records = [record for record in records if record.quant_type != EXCLUDED]
     if wanted != NONE and not records:
         why = "every layer is excluded" if excluded else "its quantizer never ran"
-        return [f"{name}: asked for {wanted}, but {why}"]
+        return [f"{name}: its type is {wanted}, but {why}"]
     wrong: dict[tuple[str | None, str], list[QuantRecord]] = {}
     for record in records:
-        asked = type_of(name, record.operand, record.layer, wanted)
-        if record.quant_type != asked:
-            wrong.setdefault((asked, record.quant_type), []).append(record)
+        due = type_of(name, record.operand, record.layer, wanted)
+        if record.quant_type != due:
+            wrong.setdefault((due, record.quant_type), []).append(record)
     faults = [
-        f"{name}: asked for {asked}, but {_layers(here)} ran as {ran}"
-        for (asked, ran), here in sorted(wrong.items())
+        f"{name}: its type is {due}, but {_layers(here)} ran as {ran}"
+        for (due, ran), here in sorted(wrong.items())
     ]
     for operand in (SITES[name].lhs, SITES[name].rhs):
         others = [record for record in records if record.operand != operand]
-        due = any(type_of(name, operand, r.layer, wanted) != NONE for r in others)
-        if due and len(others) == len(records):
+        expected = any(type_of(name, operand, r.layer, wanted) != NONE for r in others)
+        if expected and len(others) == len(records):
             ran = ", ".join(sorted({record.quant_type for record in others}))
-            faults.append(f"{name}: ran as {ran}, but its operand {operand} never did")
+            faults.append(f"{name}: ran as {ran}, but without its operand {operand}")
     return faults
 
 

@@ -1,4 +1,4 @@
-"""Finds blocks that a parallel layout would cut in two, before the first step.
+"""Find quantization blocks that a parallel layout would split, before the first step.
 
 A block extends along the axis that its GEMM sums over, and a square also along the operand's other
 axis. If a layout splits such an axis over ranks, it must split between blocks. Otherwise the blocks
@@ -19,13 +19,12 @@ _TOKENS = "another --context-parallel-size, --seq-length or --micro-batch-size"
 
 @dataclass(frozen=True)
 class _Cut:
-    """What a split cuts: the sums of site `sums`, and squares of `operands`, SITE.OPERAND each."""
+    """The blocks that a split cuts: those of site `sums`, and squares of SITE.OPERAND names."""
 
     sums: str
     operands: tuple[str, ...]
 
 
-# What a split of a linear layer cuts.
 _SPLIT = {
     linear.ROW: _Cut("fprop", ("dgrad.weight", "wgrad.x")),
     linear.COLUMN: _Cut("dgrad", ("fprop.weight", "wgrad.grad")),
@@ -36,21 +35,21 @@ _CHUNKS = _Cut("wgrad", ("fprop.x", "dgrad.grad"))
 def cut_blocks(
     blocks: Mapping[str, int],
     squares: Mapping[str, int],
-    found: Iterable[FoundLayer],
+    found_layers: Iterable[FoundLayer],
     chunk_tokens: int,
     is_excluded: IsExcluded,
 ) -> list[str]:
-    """Say, one text a fault, what this rank has a part of that is cut in a block.
+    """Return one text per layer of this rank whose split falls inside a quantization block.
 
     Args:
-        blocks: of each site that quantizes in blocks, how long they are.
-        squares: of each operand (SITE.OPERAND) that is quantized in squares, their side.
-        found: this rank's layers.
+        blocks: {site: block size} of the sites that quantize in blocks.
+        squares: {SITE.OPERAND: side} of the operands that are quantized in squares.
+        found_layers: this rank's layers.
         chunk_tokens: tokens of a micro-batch in one context-parallel chunk; 0 without chunks.
         is_excluded: whether the run leaves (site, layer) unquantized.
     """
     cut: dict[tuple[str, int, int, int], list] = {}
-    for layer, module, _ in found:
+    for layer, module, _ in found_layers:
         side, (part, whole) = linear.side(module), linear.split_size(module) or (0, 0)
         if layer.kind != LINEAR or part == whole or side is None:
             continue
@@ -61,14 +60,14 @@ def cut_blocks(
                 key = (site, part // pieces, whole // pieces, block)
                 cut.setdefault(key, []).append(layer)
     faults = [
-        f"{site}: a rank has {part} of the {whole} elements of {listed(layers)} along which "
-        f"blocks lie, no multiple of the block of {block}: {_FEATURES}, a smaller block, or an "
+        f"{site}: a rank has {part} of the {whole} elements of {listed(layers)} along the block "
+        f"axis, not a multiple of block size {block}: use {_FEATURES}, a smaller block, or an "
         "exclude"
         for (site, part, whole, block), layers in cut.items()
     ]
     return faults + [
-        f"{site}: a context-parallel chunk of a micro-batch has {chunk_tokens} tokens, no "
-        f"multiple of the block of {block}: {_TOKENS}"
+        f"{site}: a context-parallel chunk of a micro-batch has {chunk_tokens} tokens, not a "
+        f"multiple of block size {block}: use {_TOKENS}"
         for site, block in _through(_CHUNKS, blocks, squares)
         if chunk_tokens % block
     ]

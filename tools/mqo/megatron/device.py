@@ -1,4 +1,4 @@
-"""The accelerator facade: torch.cuda itself with CUDA, a substitute without effect on a CPU.
+"""The accelerator facade: torch.cuda itself with CUDA, an inert substitute on a CPU.
 
 The `portable_device` patch makes upstream use this module instead of torch.cuda. On a machine with
 CUDA every name here is torch's own object, so nothing changes there.
@@ -17,13 +17,13 @@ from torch.distributed import ProcessGroup
 
 
 class _Inert:
-    """Replaces a stream, an event, a graph or a context manager. Every call does nothing.
+    """Replace a stream, an event, a graph or a context manager. Calls do nothing.
 
-    Methods that return a state (`query`, `elapsed_time`) answer as if the work had finished.
+    Methods that return a state (`query`, `elapsed_time`) report finished work.
     """
 
     def __init__(self, *args: object, **kwargs: object) -> None:
-        """Take what the real one takes."""
+        """Accept any arguments."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
@@ -37,11 +37,11 @@ class _Inert:
         return None
 
     def query(self) -> bool:
-        """Return whether the work is done: it always is."""
+        """Return whether the work is done: always True."""
         return True
 
     def elapsed_time(self, end: object) -> float:
-        """Return the milliseconds between two events: none are measured."""
+        """Return 0 milliseconds: nothing is measured."""
         return 0.0
 
     def record_event(self, event: object = None) -> object:
@@ -50,7 +50,7 @@ class _Inert:
 
 
 class Stream(_Inert):
-    """A stream on a machine that has one queue: the program's own, so that all are the same."""
+    """A stream on a machine with one queue, the program's own; all streams are equal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream)
@@ -60,14 +60,14 @@ class Stream(_Inert):
 
 
 class Event(_Inert):
-    """A point in that queue."""
+    """An event in that queue."""
 
 
 class CpuFacade:
     """torch.cuda's interface for a machine without CUDA.
 
-    Names that are not defined here fall back to torch.cuda's, so that classes and annotations
-    resolve; calling one of those then fails as torch fails.
+    Other names fall back to torch.cuda's, so that classes and annotations resolve. Calling one of
+    those fails as in torch.
     """
 
     Stream = Stream
@@ -81,14 +81,14 @@ class CpuFacade:
     manual_seed_all = manual_seed
     initial_seed = staticmethod(lambda: torch.initial_seed())
 
-    # Code that reads these chooses its CPU path and does not capture graphs.
+    # With these values code chooses its CPU path and captures no graphs.
     is_available = is_initialized = is_current_stream_capturing = staticmethod(lambda: False)
     current_device = staticmethod(lambda: torch.device("cpu"))
-    # One device a local rank, so that upstream's trainer sets up its process groups.
+    # One device per local rank, because upstream's trainer needs it for its process groups.
     device_count = staticmethod(lambda: max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
     get_device_name = staticmethod(lambda device=None: "cpu")
-    get_device_capability = staticmethod(lambda device=None: (0, 0))  # of no CUDA architecture
-    device = stream = _Inert  # contexts in which nothing is switched
+    get_device_capability = staticmethod(lambda device=None: (0, 0))  # not a CUDA architecture
+    device = stream = _Inert  # contexts without effect
 
     def __init__(self) -> None:
         self.default_generators = (torch.default_generator,)
@@ -98,19 +98,19 @@ class CpuFacade:
         return getattr(torch.cuda, name)
 
     def current_stream(self, device: object = None) -> _Inert:
-        """Return the one queue there is."""
+        """Return the only queue."""
         return Stream(device)
 
     default_stream = current_stream
 
     def synchronize(self, device: object = None) -> None:
-        """Wait for nothing."""
+        """Do nothing: all work is done."""
 
     set_device = set_stream = empty_cache = init = synchronize
     reset_peak_memory_stats = reset_max_memory_allocated = ipc_collect = synchronize
 
     def get_device_properties(self, device: object = None) -> SimpleNamespace:
-        """Return a device of no CUDA architecture, with the machine's memory in bytes."""
+        """Return a device without a CUDA architecture, with the machine's memory in bytes."""
         return SimpleNamespace(
             name=self.get_device_name(device),
             major=0,
@@ -136,9 +136,9 @@ class CpuFacade:
 HAS_CUDA = torch.cuda.is_available()
 accelerator = torch.cuda if HAS_CUDA else CpuFacade()
 
-# All that upstream takes from these are CUDA kernels, and it takes them wherever they import. On a
-# CPU they count as not installed, so that a run there is the same in every container. A module
-# that is loaded already stays: it was asked for.
+# Upstream uses CUDA kernels of these packages whenever they import. On a CPU they count as not
+# installed, so that a run there is the same in every container. A module that is already loaded
+# stays.
 CUDA_PACKAGES = ("apex", "transformer_engine")
 if not HAS_CUDA:
     for _name in CUDA_PACKAGES:
@@ -151,17 +151,17 @@ def accelerator_type() -> str:
 
 
 def accelerator_device(*address: Any) -> torch.device:
-    """Return `torch.device(*address)` on CUDA; without CUDA the CPU, whatever the index."""
+    """Return `torch.device(*address)` on CUDA; without CUDA always the CPU."""
     return torch.device(*address) if HAS_CUDA else torch.device("cpu")
 
 
 def accelerator_tensor_type(name: str) -> str:
-    """Return what `Tensor.type()` says here for `name`, e.g. "torch.cuda.FloatTensor"."""
+    """Return the `Tensor.type()` here for `name`, such as "torch.cuda.FloatTensor"."""
     return name if HAS_CUDA else name.replace("torch.cuda.", "torch.")
 
 
 def all_gather(parts: list[Tensor], own: Tensor, group: ProcessGroup) -> None:
-    """Call `torch.distributed.all_gather`; gloo wants equal parts, here they may differ."""
+    """Call `torch.distributed.all_gather`, with parts of different sizes, too, on gloo."""
     if HAS_CUDA:
         distributed.all_gather(parts, own, group=group)
         return
@@ -171,7 +171,7 @@ def all_gather(parts: list[Tensor], own: Tensor, group: ProcessGroup) -> None:
 
 
 def reduce_scatter(own: Tensor, parts: list[Tensor], group: ProcessGroup) -> None:
-    """Call `torch.distributed.reduce_scatter`; gloo wants equal parts, here they may differ."""
+    """Call `torch.distributed.reduce_scatter`, with parts of different sizes, too, on gloo."""
     if HAS_CUDA:
         distributed.reduce_scatter(own, parts, group=group)
         return
@@ -181,7 +181,7 @@ def reduce_scatter(own: Tensor, parts: list[Tensor], group: ProcessGroup) -> Non
 
 
 class _AbsentTriton:
-    """Takes the place of triton where it is not installed: kernels define, and cannot launch."""
+    """Replace triton if it is not installed: kernels can be defined, but not launched."""
 
     __version__ = "0.0.0"
 
@@ -195,7 +195,7 @@ class _AbsentTriton:
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         raise ModuleNotFoundError(
-            "this code path launches a Triton kernel; triton is not installed"
+            "This code path launches a Triton kernel, and triton is not installed"
         )
 
 

@@ -1,8 +1,8 @@
-"""Runs the experts of a rank as one grouped GEMM; each expert quantizes its own operands.
+"""Run the experts of a rank as one grouped GEMM; each expert quantizes its own operands.
 
 Upstream supports --moe-grouped-gemm only with Transformer Engine. Here the flag keeps upstream's
-SequentialMLP, and so its weights, names and checkpoints. Operands are bit-equal to those of experts
-that run one by one; torch's grouped product multiplies them at once.
+SequentialMLP with its weights, names and checkpoints. Operands are bit-equal to those of experts
+that run one by one; torch's grouped product multiplies all of them at once.
 """
 
 import functools
@@ -19,7 +19,7 @@ from mqo.megatron import linear
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.packed_activations import saved_operands
 
-# CUDA's grouped product takes rows in multiples of 16 bytes where it sums over them.
+# CUDA's grouped product needs a summed axis of rows in multiples of 16 bytes.
 ROWS = 8
 
 
@@ -34,7 +34,7 @@ def experts_class(grouped: bool, one_by_one: Any) -> type[Module]:
 @functools.cache
 def _grouped_class(one_by_one: Any) -> type[Module]:
     class GroupedExperts(one_by_one):
-        """Upstream's SequentialMLP, whose forward pass multiplies for all experts at once."""
+        """Upstream's SequentialMLP, with a forward pass that computes all experts at once."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -43,13 +43,13 @@ def _grouped_class(one_by_one: Any) -> type[Module]:
         def forward(
             self, hidden: Tensor, tokens_per_expert: Tensor, probs: Tensor
         ) -> tuple[Tensor, Tensor | None]:
-            """Return [tokens, h] of [tokens, h], sorted by expert, and no bias."""
+            """Return [tokens, h] for [tokens, h], sorted by expert, and None for the bias."""
             experts = list(self.local_experts)
-            parts = [part for one in experts for part in (one.linear_fc1, one.linear_fc2)]
-            # Upstream multiplies a frozen weight without the sites, so experts run one by one.
+            parts = [part for expert in experts for part in (expert.linear_fc1, expert.linear_fc2)]
+            # Upstream's GEMM of a frozen weight has no sites, so experts run one by one.
             if len(experts) == 1 or not all(part.weight.requires_grad for part in parts):
                 return super().forward(hidden, tokens_per_expert, probs)
-            # Upstream's own pass, of one expert that is all of them.
+            # Upstream's own pass, with one expert that represents all of them.
             whole = _as_one(experts, tokens_per_expert.tolist())
             alone = SimpleNamespace(config=self.config, num_local_experts=1, local_experts=[whole])
             return one_by_one.forward(alone, hidden, tokens_per_expert, probs)
@@ -58,7 +58,7 @@ def _grouped_class(one_by_one: Any) -> type[Module]:
 
 
 def check(config: Any) -> None:
-    """Raise ValueError for what grouped experts do not do, though upstream's configuration asks."""
+    """Raise ValueError if grouped experts do not support upstream's configuration."""
     if not hasattr(torch.nn.functional, "grouped_mm"):
         raise ValueError(
             f"torch {torch.__version__} has no grouped product. Expected: torch 2.10 or newer, or "
@@ -67,26 +67,26 @@ def check(config: Any) -> None:
     recomputed = config.recompute_modules or () if config.recompute_granularity else ()
     if config.add_bias_linear:
         raise ValueError(
-            "Grouped experts have no bias here. Expected: --disable-bias-linear, or no "
+            "Grouped experts do not support a bias. Expected: --disable-bias-linear, or no "
             "--moe-grouped-gemm"
         )
     if "moe_act" in recomputed:
         raise ValueError(
-            "Grouped experts do not recompute their activation alone here. Expected: "
+            "Grouped experts do not support --recompute-modules moe_act. Expected: "
             "--recompute-modules without moe_act, or no --moe-grouped-gemm"
         )
 
 
 def _as_one(experts: list[Any], counts: list[int]) -> Any:
-    """Return an expert's forward pass, with the linear layers of all of them in it."""
-    one = experts[0]
+    """Return the forward pass of an expert that contains the linear layers of all experts."""
+    first = experts[0]
     whole = SimpleNamespace(
-        config=one.config,
-        activation_func=one.activation_func,
+        config=first.config,
+        activation_func=first.activation_func,
         linear_fc1=_Linear([expert.linear_fc1 for expert in experts], counts),
         linear_fc2=_Linear([expert.linear_fc2 for expert in experts], counts),
     )
-    return functools.partial(type(one).forward, whole)
+    return functools.partial(type(first).forward, whole)
 
 
 class _Linear(Module):
@@ -94,7 +94,10 @@ class _Linear(Module):
 
     def __init__(self, layers: list[Module], counts: list[int]) -> None:
         super().__init__()
-        self._layers, self._counts = tuple(layers), counts  # in a tuple they stay the experts'
+        self._layers, self._counts = (
+            tuple(layers),
+            counts,
+        )  # a tuple, so that they are not submodules here
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, None]:
         weights = [layer.weight for layer in self._layers]
@@ -103,7 +106,7 @@ class _Linear(Module):
 
 @dataclass
 class _Saved:
-    """Stores what the forward pass of an expert saves, instead of autograd's context."""
+    """Store what the forward pass of an expert saves, instead of autograd's context."""
 
     saved_tensors: tuple[Tensor, ...] = ()
 
@@ -116,35 +119,37 @@ class _GroupedGemm(torch.autograd.Function):
     def forward(ctx: Any, tokens: Tensor, counts: list[int], *weights: Parameter) -> Tensor:
         operands = _operands("fprop", weights)
         inputs, saved = tokens.split(counts), [_Saved() for _ in weights]
-        for one, of, x, weight in zip(saved, operands, inputs, weights, strict=True):
-            one.save_for_backward(x, weight)
-            of.save(one, x, weight, x)
+        for store, gemm, x, weight in zip(saved, operands, inputs, weights, strict=True):
+            store.save_for_backward(x, weight)
+            gemm.save(store, x, weight, x)
         ctx.counts, ctx.weights, ctx.saved = counts, weights, saved
-        ctx.sizes = [len(one.saved_tensors) for one in saved]
-        ctx.save_for_backward(*(tensor for one in saved for tensor in one.saved_tensors))
-        for one in saved:  # autograd keeps them, and frees them
-            one.saved_tensors = ()
-        lhs = _as_one_tensor([of.lhs(x) for of, x in zip(operands, inputs, strict=True)], tokens)
-        rhs = [of.rhs(weight) for of, weight in zip(operands, weights, strict=True)]
+        ctx.sizes = [len(store.saved_tensors) for store in saved]
+        ctx.save_for_backward(*(tensor for store in saved for tensor in store.saved_tensors))
+        for store in saved:  # autograd keeps and frees them
+            store.saved_tensors = ()
+        lhs = _as_one_tensor(
+            [gemm.lhs(x) for gemm, x in zip(operands, inputs, strict=True)], tokens
+        )
+        rhs = [gemm.rhs(weight) for gemm, weight in zip(operands, weights, strict=True)]
         return _product(lhs, torch.stack(rhs).transpose(1, 2), counts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         tensors, pairs = iter(ctx.saved_tensors), []
-        for one, size in zip(ctx.saved, ctx.sizes, strict=True):
-            one.saved_tensors = tuple(next(tensors) for _ in range(size))
-            pairs.append(saved_operands(one))
-            one.saved_tensors = ()
+        for store, size in zip(ctx.saved, ctx.sizes, strict=True):
+            store.saved_tensors = tuple(next(tensors) for _ in range(size))
+            pairs.append(saved_operands(store))
+            store.saved_tensors = ()
         grads = grad.split(ctx.counts)
 
         operands = _operands("dgrad", ctx.weights)
-        lhs = _as_one_tensor([of.lhs(g) for of, g in zip(operands, grads, strict=True)], grad)
-        rhs = [of.rhs(weight) for of, (_, weight) in zip(operands, pairs, strict=True)]
+        lhs = _as_one_tensor([gemm.lhs(g) for gemm, g in zip(operands, grads, strict=True)], grad)
+        rhs = [gemm.rhs(weight) for gemm, (_, weight) in zip(operands, pairs, strict=True)]
         of_tokens = _product(lhs, torch.stack(rhs), ctx.counts)
 
         operands = _operands("wgrad", ctx.weights)
-        left = [_padded(of.lhs(g)) for of, g in zip(operands, grads, strict=True)]
-        right = [_padded(of.rhs(x)) for of, (x, _) in zip(operands, pairs, strict=True)]
+        left = [_padded(gemm.lhs(g)) for gemm, g in zip(operands, grads, strict=True)]
+        right = [_padded(gemm.rhs(x)) for gemm, (x, _) in zip(operands, pairs, strict=True)]
         counts = [len(part) for part in left]
         of_weights = _product(_as_one_tensor(left, grad).t(), torch.cat(right), counts)
         return of_tokens, None, *of_weights.unbind()
@@ -156,17 +161,17 @@ def _operands(site: str, weights: Sequence[Parameter]) -> list[Any]:
 
 
 def _as_one_tensor(parts: list[Tensor], whole: Tensor) -> Tensor:
-    """Return the parts as one: `whole` itself, where they are what it was split into."""
+    """Return the parts as one tensor: `whole` itself if they are views of it."""
     return whole if all(part._base is whole for part in parts) else torch.cat(parts)
 
 
 def _padded(rows: Tensor) -> Tensor:
-    """Return rows, padded with zeros to a multiple of ROWS."""
+    """Pad rows with zeros to a multiple of ROWS."""
     missing = -len(rows) % ROWS
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _product(left: Tensor, right: Tensor, counts: list[int]) -> Tensor:
-    """Multiply for each group, which ends where its rows of `left`, or of the inner sum, do."""
+    """Multiply group by group; `counts` are rows of `left`, or elements of the summed axis."""
     ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     return torch.nn.functional.grouped_mm(left, right, offs=ends.to(left.device))

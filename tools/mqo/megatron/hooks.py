@@ -1,6 +1,6 @@
-"""The functions that patched Megatron and the training programs call around steps and checkpoints.
+"""Functions that patched Megatron and the training programs call around steps and checkpoints.
 
-The folder of a run is that of its quant.toml (MQO_QUANT_CONFIG). Without one, hooks do nothing.
+The folder of a run is that of its quant.toml (MQO_QUANT_CONFIG). Without it hooks do nothing.
 """
 
 from mqo.megatron.run.checkpoints import before_load, before_save, to_verify

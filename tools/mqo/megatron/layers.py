@@ -1,4 +1,4 @@
-"""Names the layers of a model, so that the quantizer's records can say which GEMM they are of."""
+"""Name the layers of a model, so that the quantizers' records can name their GEMMs."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,17 +11,17 @@ from mqo.quant.formats import ATTENTION, LINEAR
 from mqo.quant.labels import LABEL, SHARDS, Layer, is_exempt
 from mqo.quant.tensor_amax import Shards
 
-# By the side that a linear layer is split along, the operands that its ranks hold shards of. The
-# others are whole on every rank: under sequence parallelism they are gathered before the GEMM.
+# {side along which a linear layer is split: the operands of which ranks have shards}. The others
+# are whole on every rank: under sequence parallelism they are gathered before the GEMM.
 _SHARDED = {linear.COLUMN: ("weight", "grad"), linear.ROW: ("weight", "x")}
 _OF_ATTENTION = ("query", "key", "probs", "value")
-# Kinds of layers without a site: a lookup is no GEMM, a router is never to be quantized, and what
-# else has a matrix multiplies it in a way of its own.
+# Kinds of layers without a site: a lookup does not compute a GEMM, a router must not be quantized,
+# and other modules with a matrix multiply it with their own code.
 EMBEDDING, ROUTER, OTHER = "embedding", "router", "other"
 
 
 class FoundLayer(NamedTuple):
-    """A layer of this rank, its module, and what bears its label: the module or its weight."""
+    """A layer of this rank, its module, and the owner of its label: the module or its weight."""
 
     layer: Layer
     module: Module
@@ -42,12 +42,12 @@ def label_layers(model: Module, prefix: str = "") -> int:
 
 
 def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
-    """Label the layers of `model` as `label_layers` says, and return them."""
+    """Label the layers of `model` as `label_layers` does, and return them."""
     labels: dict[int, _Claim] = {}
-    # Weakest claim first, so that the strongest stays.
+    # In ascending strength, so that the strongest claim stays.
     for claim in sorted(_claims(model), key=lambda claim: claim.strength):
         labels[id(claim.owner)] = claim
-    found = []
+    layers = []
     for claim in labels.values():
         name = ".".join(part for part in (prefix, claim.name) if part)
         setattr(claim.owner, LABEL, name)
@@ -56,12 +56,12 @@ def find_layers(model: Module, prefix: str = "") -> list[FoundLayer]:
         kind = _kind(claim)
         sited = kind == ATTENTION or (kind == LINEAR and linear.has_sites(claim.module))
         layer = Layer(name, kind, type(claim.module).__name__, frozen, sited)
-        found.append(FoundLayer(layer, claim.module, claim.owner))
-    return found
+        layers.append(FoundLayer(layer, claim.module, claim.owner))
+    return layers
 
 
 def shards_of(module: Module) -> Shards | None:
-    """Return what the tensor-parallel ranks of a layer share; None for a layer of one rank."""
+    """Return the operands that are sharded over the ranks of a layer; None for one rank."""
     group, side = linear.group(module), linear.side(module)
     is_attention = any(cls.__name__ == "DotProductAttention" for cls in type(module).__mro__)
     operands = _SHARDED[side] if side else _OF_ATTENTION if is_attention else ()
@@ -71,25 +71,25 @@ def shards_of(module: Module) -> Shards | None:
 
 
 def other_weights(model: Module) -> list[Layer]:
-    """Return the unlabeled matrices that are not the `weight` of a layer, each as a layer OTHER.
+    """Return each unlabeled matrix that is not the `weight` of a layer, as a layer OTHER.
 
     Examples are grouped experts, the gate of shared experts, and convolutions.
     """
-    found = []
+    layers = []
     for path, module in _own_modules(model):
         for name, weight in module.named_parameters(recurse=False):
             if weight.dim() >= 2 and not hasattr(weight, LABEL):
                 where = f"{_global_name(model, path)}.{name}".removeprefix(".")
                 frozen = not weight.requires_grad
-                found.append(Layer(where, OTHER, type(module).__name__, frozen, sited=False))
-    return found
+                layers.append(Layer(where, OTHER, type(module).__name__, frozen, sited=False))
+    return layers
 
 
 _EMBEDDING, _LAYER, _OUTPUT = range(3)
 
 
 class _Claim(NamedTuple):
-    """A place that would name a weight or an attention module, the `owner` of the label."""
+    """A candidate for the name of a weight or an attention module, the `owner` of the label."""
 
     strength: int
     owner: Parameter | Module
@@ -113,12 +113,12 @@ def _own_modules(model: Module) -> Iterator[tuple[str, Module]]:
 
 
 def _is_a(module: Module, *names: str) -> bool:
-    """Return whether a class that `module` is of is called one of `names`."""
+    """Return whether the name of a class of `module` is in `names`."""
     return any(cls.__name__ in names for cls in type(module).__mro__)
 
 
 def _has_attention_sites(module: Module) -> bool:
-    """Return whether it is upstream's attention; Transformer Engine has one of the same name."""
+    """Return whether it is upstream's attention, not Transformer Engine's of the same name."""
     return any(
         cls.__name__ == "DotProductAttention" and cls.__module__.partition(".")[0] != releases.NAME
         for cls in type(module).__mro__
@@ -130,8 +130,8 @@ def _claims(model: Module) -> Iterator[_Claim]:
     for path, module in _own_modules(model):
         name = _global_name(model, path)
         for i, (own, weight) in enumerate(linear.weights(module)):
-            of = name if own == "weight" else _part_name(model, path, module, i)
-            yield _Claim(_strength(module, name), weight, of, module)
+            label = name if own == "weight" else _part_name(model, path, module, i)
+            yield _Claim(_strength(module, name), weight, label, module)
         if _has_attention_sites(module):
             yield _Claim(_LAYER, module, name, module)
         tied = _tied_weight(module)
@@ -141,9 +141,9 @@ def _claims(model: Module) -> Iterator[_Claim]:
 
 
 def _part_name(model: Module, path: str, module: Module, index: int) -> str:
-    """Name one of the layers that Transformer Engine has in one module.
+    """Return the name of one of several layers in a module of Transformer Engine.
 
-    A grouped expert has the name that it has where experts run one by one.
+    A grouped expert has the same name as an expert outside a group.
     """
     name = _global_name(model, path)
     if not linear.is_grouped(module):
@@ -163,7 +163,7 @@ def _strength(module: Module, name: str) -> int:
 
 
 def _tied_weight(model: Module) -> Parameter | None:
-    """Return the embedding's weight where a weightless output layer is handed it at each call."""
+    """Return the embedding's weight if an output layer without a weight gets it at each call."""
     if not getattr(model, "share_embeddings_and_output_weights", False):
         return None
     head = getattr(model, "output_layer", None)
@@ -176,21 +176,21 @@ def _tied_weight(model: Module) -> Parameter | None:
 
 
 def _global_name(model: Module, path: str) -> str:
-    """Return `path` without its wrappers, layers and experts numbered as in the whole model."""
+    """Return `path` without wrappers, with layers and experts numbered over the whole model."""
     parts = path.split(".")
     names = list(parts)
     for i in range(1, len(parts)):
         if parts[i - 1] == "layers":
             layer: Any = model.get_submodule(".".join(parts[: i + 1]))
             if hasattr(layer, "layer_number"):
-                # Megatron counts from 1 over all stages, a path from 0 within its own.
+                # Megatron counts from 1 over all stages, a path from 0 within its stage.
                 names[i] = str(layer.layer_number - 1)
         elif parts[i - 1] == "local_experts":
-            # The layer that routes to them knows which of all experts this rank has.
+            # The layer with the router has the global indices of this rank's experts.
             routed = model.get_submodule(".".join(parts[: max(0, i - 2)]))
             if indices := getattr(routed, "local_expert_indices", None):
                 names[i] = str(indices[int(parts[i])])
-    # DDP and Float16Module hold what they wrap as `module`.
+    # DDP and Float16Module keep the wrapped module as `module`.
     while names and names[0] == "module":
         names.pop(0)
     return ".".join(names)

@@ -1,7 +1,7 @@
-"""Which modules are linear layers with sites, the weights that they hold, and how ranks split them.
+"""Find linear layers that have quantization sites, their weights, and their tensor-parallel split.
 
-Read off the names of classes, so that neither upstream's layers nor Transformer Engine's have to be
-imported.
+The functions read class names, so that neither upstream's layers nor Transformer Engine's need to
+be imported.
 """
 
 import functools
@@ -25,7 +25,7 @@ _SIDES = {
     "TERowParallelGroupedLinear": ROW,
 }
 _LOCAL = ("ColumnParallelLinear", "RowParallelLinear")
-# Transformer Engine's, each with the parameters that its GEMMs multiply, in their order.
+# {class of Transformer Engine: the parameters that its GEMMs multiply, in their order}
 _GEMMS = {
     "Linear": ("weight",),
     "LayerNormLinear": ("weight",),
@@ -35,12 +35,12 @@ _GROUPED = "GroupedLinear"
 
 
 def side(module: Module) -> str | None:
-    """Return COLUMN or ROW for a layer that tensor parallelism splits, None for another."""
+    """Return COLUMN or ROW for a layer that tensor parallelism splits, else None."""
     return next((_SIDES[name] for name in _names(module) if name in _SIDES), None)
 
 
 def has_sites(module: Module) -> bool:
-    """Return whether the GEMMs of `module` call the linear sites, as far as its class tells."""
+    """Return whether the class of `module` is one whose GEMMs call the linear sites."""
     return is_engines(module) or any(name in _LOCAL for name in _names(module))
 
 
@@ -50,7 +50,7 @@ def is_engines(module: Module) -> bool:
 
 
 def asks_for_quantizers(module: Module) -> bool:
-    """Return whether `module` is one of Transformer Engine's that ask, attention among them."""
+    """Return whether `module` is one of Transformer Engine that requests quantizers."""
     return any(
         cls.__name__ == "TransformerEngineBaseModule" and _is_engine_class(cls)
         for cls in type(module).__mro__
@@ -58,26 +58,26 @@ def asks_for_quantizers(module: Module) -> bool:
 
 
 def is_grouped(module: Module) -> bool:
-    """Return whether `module` is Transformer Engine's layer of several weights in one GEMM."""
+    """Return whether `module` is Transformer Engine's layer with several weights in one GEMM."""
     return _engine_class(module) == _GROUPED
 
 
 def weights(module: Any) -> list[tuple[str, Parameter]]:
-    """Return (name, weight) of the 2-D weights of a layer, by GEMM where it is the engine's."""
+    """Return (name, weight) of the 2-D weights of a layer, in the order of its GEMMs."""
     kind = _engine_class(module)
     if kind == _GROUPED:
         names = tuple(f"weight{i}" for i in range(module.num_gemms))
     else:
         names = _GEMMS.get(kind or "", ("weight",))
-    found = ((name, getattr(module, name, None)) for name in names)
-    return [(name, w) for name, w in found if isinstance(w, Parameter) and w.dim() == 2]
+    candidates = ((name, getattr(module, name, None)) for name in names)
+    return [(name, w) for name, w in candidates if isinstance(w, Parameter) and w.dim() == 2]
 
 
 def group(module: Module) -> Any:
     """Return the process group of the ranks that split `module`; None if the module has none.
 
-    For an expert it is that of expert tensor parallelism. Modules have the attribute since
-    megatron-core 0.16. Transformer Engine's may be None if upstream's layer communicates instead.
+    For an expert this is the group of expert tensor parallelism. Modules have the attribute since
+    megatron-core 0.16. In Transformer Engine it may be None if upstream's layer communicates.
     """
     return getattr(module, "_tp_group" if is_engines(module) else "tp_group", None)
 
@@ -98,10 +98,10 @@ def split_size(module: Any) -> tuple[int, int] | None:
 
 @functools.cache
 def source_types() -> dict[str, str]:
-    """Return the types of the linear sites, which the source of upstream's linear layers says."""
-    found = importlib.util.find_spec("megatron.core.tensor_parallel.layers")
-    assert found is not None and found.origin is not None
-    return site_types(found.origin)
+    """Return the types of the linear sites in the source of upstream's linear layers."""
+    spec = importlib.util.find_spec("megatron.core.tensor_parallel.layers")
+    assert spec is not None and spec.origin is not None
+    return site_types(spec.origin)
 
 
 def _names(module: Module) -> list[str]:

@@ -1,6 +1,6 @@
-"""Chooses the norms of local layers by what the model needs, not by which packages import.
+"""Choose the norms of local layers by what the model needs, not by the installed packages.
 
-Upstream takes apex's norm wherever apex imports, though that one computes LayerNorm only, and
+Upstream uses apex's norm whenever apex imports, although it computes only LayerNorm, and
 Transformer Engine's as the last norm of a model whose layers are all local.
 """
 
@@ -10,13 +10,13 @@ import torch
 
 
 class LayerNormOnly(torch.nn.Module):
-    """Base of a norm that computes LayerNorm only: building any other kind gives torch's norm.
+    """Base class of a norm that computes only LayerNorm; for other kinds it builds torch's norm.
 
     The patch `local_norms` makes it the base of upstream's FusedLayerNorm.
     """
 
     def __new__(cls, config: Any, *args: object, **kwargs: object) -> Any:
-        """Return an instance for LayerNorm, else upstream's WrappedTorchNorm of `config`."""
+        """Return an instance for LayerNorm, else upstream's WrappedTorchNorm."""
         if config.normalization == "LayerNorm":
             return super().__new__(cls)
         from megatron.core.transformer.torch_norm import WrappedTorchNorm
@@ -25,7 +25,7 @@ class LayerNormOnly(torch.nn.Module):
 
 
 def final_norm(layer_spec: Any, default: Any) -> Any:
-    """Return the norm that follows the last layer: that of the layers if it is a local one.
+    """Return the norm after the last layer: the norm of the layers if that is local.
 
     Args:
         layer_spec: upstream's ModuleSpec of a transformer layer.

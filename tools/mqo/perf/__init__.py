@@ -1,1 +1,1 @@
-"""`mqo perf`: what a mode costs and changes in training, measured and held to thresholds."""
+"""`mqo perf`: measure what a mode costs and changes in training, and compare with thresholds."""

@@ -1,4 +1,4 @@
-"""Timed runs that may be compared: what must be the same in both, and a refusal that names it."""
+"""Check that timed runs are comparable, and name what differs if they are not."""
 
 from collections.abc import Collection, Mapping
 from math import inf
@@ -16,7 +16,7 @@ from mqo.untrusted import read_json_object
 
 RECORD = "perf.json"
 LISTED = 6
-# Additional flags of the profiled run: they read clocks, and change no result.
+# Additional flags of the profiled run: they read clocks and change no result.
 PROFILER = (
     *("--profile", "--use-pytorch-profiler", "--profile-step-start", "--profile-step-end"),
     *("--profile-ranks", "--timing-log-level", "--no-barrier-with-level-1-timing"),
@@ -26,10 +26,10 @@ Steps = Mapping[int, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
 
 @dataclass(frozen=True)
 class Timed:
-    """One or more equal runs: the seconds of each one's steps, {step: seconds}.
+    """One or more equal runs; `repeats` has the {step: seconds} of each.
 
-    `facts` decide what was computed: data, seed, steps, flags. `versions` and `machine` are what it
-    was computed with; `types` what was quantized, which may differ.
+    `facts` determine the computation: data, seed, steps, flags. `versions` and `machine` are the
+    software and the hardware. `types` are the quant types, which may differ.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Timed:
 
 
 def timed(*runs: Run) -> Timed:
-    """Return the times of runs that differ only in a profiler, whose steps do not count."""
+    """Return the times of runs that differ only in a profiler; profiled steps are left out."""
     first = runs[0]
     for other in runs[1:]:
         check_comparable(timed(first), timed(other))
@@ -55,61 +55,65 @@ def timed(*runs: Run) -> Timed:
     )
 
 
-def read(place: Path) -> Timed:
-    """Return the times of a folder that `mqo perf` wrote, or of a run; MqoError for another."""
-    record = place / RECORD
+def read(folder: Path) -> Timed:
+    """Return the times of a folder from `mqo perf`, or of a run; MqoError for others."""
+    record = folder / RECORD
     if record.is_file():
         try:
             return Timed(**read_json_object(record)["timed"])
         except (ValueError, KeyError, TypeError) as error:
             raise MqoError(
-                f"{record} cannot be read: {error}", expected="what this version's `mqo perf` wrote"
+                f"{record} cannot be read: {error}",
+                expected="a file that this version's `mqo perf` wrote",
             ) from None
-    return timed(run_of(place))
+    return timed(run_of(folder))
 
 
-def run_of(place: Path) -> Run:
-    """Return the run of a folder that ended well; MqoError for another."""
-    if not is_run(place):
+def run_of(folder: Path) -> Run:
+    """Return the run of a folder; MqoError if it is not a run that succeeded."""
+    if not is_run(folder):
         raise MqoError(
-            f"{place} is neither a run nor what `mqo perf` wrote",
+            f"{folder} is neither a run nor a folder from `mqo perf`",
             expected=f"a folder with {RECORD} or with cell.json",
         )
-    runs, left_out = collect([place])
+    runs, left_out = collect([folder])
     if not runs:
-        raise MqoError(f"{place} cannot be compared: {left_out[0].what}, {left_out[0].reason}")
+        raise MqoError(f"{folder} cannot be compared: {left_out[0].what}, {left_out[0].reason}")
     return runs[0]
 
 
 def check_comparable(
-    one: Timed, other: Timed, *, allow_versions: bool = False, but: Collection[str] = ()
+    first: Timed, second: Timed, *, allow_versions: bool = False, but: Collection[str] = ()
 ) -> None:
-    """Raise MqoError that names in what two runs differ, and must not, to be compared.
+    """Raise MqoError that names the differences which make two runs not comparable.
 
-    `allow_versions` is for versions or machines that differ on purpose, `but` names facts.
+    `allow_versions` allows other versions and machines; `but` are names of facts that may differ.
     """
-    different = _different(one.facts, other.facts, but)
+    different = _different(first.facts, second.facts, but)
     if different:
         raise MqoError(
-            f"{one.name} and {other.name} are no equal runs: {different}",
+            f"{first.name} and {second.name} differ in their settings: {different}",
             expected="the same data, seed, steps and flags",
         )
-    made = {"machine": one.machine, **one.versions}, {"machine": other.machine, **other.versions}
-    different = "" if allow_versions else _different(*made, but)
+    versions = (
+        {"machine": first.machine, **first.versions},
+        {"machine": second.machine, **second.versions},
+    )
+    different = "" if allow_versions else _different(*versions, but)
     if different:
         raise MqoError(
-            f"{one.name} and {other.name} ran with different software or machines: {different}",
+            f"{first.name} and {second.name} ran with different software or machines: {different}",
             expected="the same versions, on the same machine",
-            help="--allow-versions compares all the same",
+            help="Pass --allow-versions to compare them anyway",
         )
 
 
-def _different(one: Mapping[str, str], other: Mapping[str, str], but: Collection[str]) -> str:
-    names = sorted({*one, *other} - set(but))
+def _different(first: Mapping[str, str], second: Mapping[str, str], but: Collection[str]) -> str:
+    names = sorted({*first, *second} - set(but))
     parts = [
-        f"{name} is {one.get(name, 'missing') or 'given'} and {other.get(name, 'missing')}"
+        f"{name} is {first.get(name, 'missing') or 'given'} and {second.get(name, 'missing')}"
         for name in names
-        if one.get(name) != other.get(name)
+        if first.get(name) != second.get(name)
     ]
     more = f", and {len(parts) - LISTED} more" if len(parts) > LISTED else ""
     return ", ".join(parts[:LISTED]) + more
@@ -128,7 +132,7 @@ def _versions(run: Run) -> dict[str, str]:
 
 
 def _seconds(run: Run) -> dict[int, float]:
-    """Return {step: seconds}, without those that a profiler watched."""
+    """Return {step: seconds}, without profiled steps."""
     rows = dict(run.folder.read_metrics().get(STEP_TIME, []))
     command, _ = from_shell(run.command)
     watched: range = range(0)
@@ -136,5 +140,7 @@ def _seconds(run: Run) -> dict[int, float]:
         first, end = (
             int(flag_values(command, f"--profile-step-{at}")[0]) for at in ("start", "end")
         )
-        watched = range(first - 1, end + 2)  # it gets ready before, and writes its trace after
+        watched = range(
+            first - 1, end + 2
+        )  # it starts in the step before, and writes its trace in the step after
     return {step: s for step, s in rows.items() if step not in watched and 0 < s < inf}

@@ -1,4 +1,4 @@
-"""The page of a performance test: one file that needs no other, no script and no network."""
+"""Render the page of a performance test: one file, without scripts and network."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,20 @@ from mqo.report.page import MINUS, NOTHING, PACKAGES, templates
 from mqo.report.series import downsample
 from mqo.runs import Series
 
-WIDTH, HEIGHT = 640, 220  # of the curves' drawing
+WIDTH, HEIGHT = 640, 220  # of the plot
 WORDS = {"pass": "✔ pass", "fail": "✘ fail", "not judged": "○ not judged"}
 
 
-def page(facts: Mapping[str, Any], made: Sequence[Section], runs: Mapping[str, Run]) -> str:
-    """Return the HTML; `facts` are what perf.json says of the test."""
+def page(facts: Mapping[str, Any], sections: Sequence[Section], runs: Mapping[str, Run]) -> str:
+    """Return the HTML; `facts` is the content of perf.json."""
     environment = templates("mqo.perf", "mqo.report")
     environment.filters |= {"shown": shown}
     environment.globals |= {"words": WORDS, "packages": PACKAGES}
     pair = [runs[name] for name in ("baseline", "mode")]
     return environment.get_template("perf.html.j2").render(
         facts=facts,
-        sections=made,
-        verdicts=outcomes(made),
+        sections=sections,
+        verdicts=outcomes(sections),
         run=runs["mode"],
         curves=curves([run.train for run in pair]),
         looks=[(run.label, look(run.types)) for run in pair],
@@ -33,7 +33,7 @@ def page(facts: Mapping[str, Any], made: Sequence[Section], runs: Mapping[str, R
 
 
 def shown(value: Any) -> str:
-    """Return a cell of a table: four digits, commas in thousands, a dash for nothing measured."""
+    """Return the text of a table cell: four digits, commas in thousands, a dash for None."""
     if value is None:
         return NOTHING
     if isinstance(value, str):
@@ -50,16 +50,16 @@ def shown(value: Any) -> str:
 
 
 def curves(losses: Sequence[Series]) -> list[str]:
-    """Return the points of a polyline a series, to one scale; none without two finite points."""
-    thinned = [[(x, y) for x, y in downsample(one) if math.isfinite(y)] for one in losses]
-    if any(len(one) < 2 for one in thinned):
+    """Return the points of a polyline per series, on one scale; [] if one has under 2 points."""
+    thinned = [[(x, y) for x, y in downsample(series) if math.isfinite(y)] for series in losses]
+    if any(len(series) < 2 for series in thinned):
         return []
-    xs, ys = zip(*(point for one in thinned for point in one), strict=True)
+    xs, ys = zip(*(point for series in thinned for point in series), strict=True)
     across, up = (max(xs) - min(xs)) or 1, (max(ys) - min(ys)) or 1
     return [
         " ".join(
             f"{WIDTH * (x - min(xs)) / across:.1f},{HEIGHT * (max(ys) - y) / up:.1f}"
-            for x, y in one
+            for x, y in series
         )
-        for one in thinned
+        for series in thinned
     ]

@@ -1,4 +1,4 @@
-"""How much longer a step of one takes than of another, with the noise of that number."""
+"""Compute the ratio of two runs' step times, with its noise."""
 
 import statistics
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ WIDTH = 80
 
 @dataclass(frozen=True)
 class Ratio:
-    """Step time of the second over that of the first; `of` says what was paired, `count` pairs."""
+    """Step time of the second over the first, from `count` pairs of `unit`: repeats or steps."""
 
     noisy: Noisy
-    of: str
+    unit: str
     count: int
 
     @property
@@ -25,53 +25,53 @@ class Ratio:
         """Return the ratio in one line."""
         low, high = self.noisy.low, self.noisy.high
         spread = "no spread" if low is None else f"quartiles {low:.3f} to {high:.3f}"
-        return f"{self.noisy.median:.3f}x, {spread}, of {self.count} paired {self.of}"
+        return f"{self.noisy.median:.3f}x, {spread}, of {self.count} paired {self.unit}"
 
 
-def ratio(one: Timed, other: Timed) -> Ratio:
-    """Compare the medians of repeats where both have several; else paired steps.
+def ratio(base: Timed, other: Timed) -> Ratio:
+    """Return the ratio of repeats if both have several, else of paired steps.
 
-    MqoError where there is nothing to pair.
+    Raises MqoError without a pair.
     """
-    if min(len(one.repeats), len(other.repeats)) > 1:
+    if min(len(base.repeats), len(other.repeats)) > 1:
         pairs = [
             (median_step(a), median_step(b))
-            for a, b in zip(one.repeats, other.repeats, strict=False)
+            for a, b in zip(base.repeats, other.repeats, strict=False)
         ]
         kind = "repeats"
     else:
-        first, second = one.repeats[0], other.repeats[0]
+        first, second = base.repeats[0], other.repeats[0]
         pairs = [(first[step], second[step]) for step in warm(sorted({*first} & {*second}))]
         kind = "steps"
     if not pairs:
-        raise MqoError(f"{one.name} and {other.name} have no step time at the same step")
+        raise MqoError(f"{base.name} and {other.name} have no step time at the same step")
     return Ratio(noisy([b / a for a, b in pairs]), kind, len(pairs))
 
 
 def median_step(steps: Steps) -> float:
-    """Return seconds without the first steps; MqoError without any."""
+    """Return the median seconds, without the first steps; MqoError without a step."""
     seconds = [seconds for _, seconds in sorted(steps.items())]
     if not seconds:
-        raise MqoError("A run recorded no step time")
+        raise MqoError("A run has no step time", expected="step times in its metrics.jsonl")
     return statistics.median(warm(seconds) or seconds)
 
 
-def noisy(found: Sequence[float]) -> Noisy:
-    """Return the median and the quartiles, which a single value does not have."""
-    middle = statistics.median(found)
-    if len(found) < 2:
+def noisy(values: Sequence[float]) -> Noisy:
+    """Return the median and the quartiles; a single value has no quartiles."""
+    middle = statistics.median(values)
+    if len(values) < 2:
         return Noisy(middle, None, None)
-    low, _, high = statistics.quantiles(found, n=4, method="inclusive")
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
     return Noisy(middle, low, high)
 
 
-def lines(one: Timed, other: Timed, found: Ratio) -> list[str]:
-    """Return the comparison, 80 columns wide or less."""
-    medians = [statistics.median(map(median_step, side.repeats)) for side in (one, other)]
+def ratio_lines(base: Timed, other: Timed, result: Ratio) -> list[str]:
+    """Return the comparison in at most 80 columns."""
+    medians = [statistics.median(map(median_step, side.repeats)) for side in (base, other)]
     rows = [
-        f"{label}  {side.name[:44]:44} {1000 * median:10.1f} ms a step"
-        for label, side, median in zip("AB", (one, other), medians, strict=True)
+        f"{label}  {side.name[:44]:44} {1000 * median:10.1f} ms per step"
+        for label, side, median in zip("AB", (base, other), medians, strict=True)
     ]
-    machines = dict.fromkeys((one.machine, other.machine))
+    machines = dict.fromkeys((base.machine, other.machine))
     rows += [f"   {machine[: WIDTH - 3]}" for machine in machines]
-    return [*rows, f"B/A {found.line}"]
+    return [*rows, f"B/A {result.line}"]

@@ -1,4 +1,4 @@
-"""What the runs of a performance test say, a section a question: numbers, verdicts, commands."""
+"""Evaluate the runs of a performance test in sections: numbers, verdicts, commands."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ from mqo.launch.rerun import BitEqual, compare
 from mqo.perf import trace
 from mqo.perf.comparability import Timed, check_comparable, timed
 from mqo.perf.ratio import median_step, ratio
-from mqo.perf.train import Plan
+from mqo.perf.train import PerfPlan
 from mqo.perf.verdicts import Noisy, Verdict, exactly, judge, tables
 from mqo.program import ask
 from mqo.report.collect import Run
@@ -23,23 +23,23 @@ PYTHON = ".venv/bin/python"
 PRECISION, DIGESTS = "tools/gemm_precision.py", "tools/weight_digests.py"
 TRACE = "trace.json.gz"
 MIB = 1 << 20
-NO_COVERAGE = "the run has no coverage.json, which names the products; its log.txt says why"
-# Options of the quantizers by which an operand gets other values.
+NO_COVERAGE = "the run has no coverage.json, which lists the products; see its log.txt"
+# Options of the quantizers that change the values of an operand.
 CHANGES_VALUES = (
     *("block", "scale_rule", "rounding", "overflow", "tensor_scale"),
     *("smooth_key", "unnormalized_probs"),
 )
-Row = Mapping[str, Any]
+TableRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class Section:
-    """A table, what was judged of it, how it was measured, and the commands that repeat it."""
+    """A table with its verdicts, how it was measured, and commands that repeat it."""
 
     name: str
     title: str
     about: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     verdicts: tuple[Verdict, ...]
     commands: tuple[str, ...]
 
@@ -48,17 +48,17 @@ class Section:
 class Measured:
     """The plan, its runs by name, and their folder."""
 
-    plan: Plan
+    plan: PerfPlan
     runs: Mapping[str, Run]
-    place: Path
+    folder: Path
 
     def path(self, name: str, *parts: str) -> str:
-        """Return a run's folder as a command names it."""
-        return str(self.place.joinpath("runs", name, *parts))
+        """Return the path of a run's folder for a command."""
+        return str(self.folder.joinpath("runs", name, *parts))
 
 
 def sections(measured: Measured) -> list[Section]:
-    """Return all sections, in the page's order; MqoError where runs are not to be compared."""
+    """Return all sections in the order of the page; MqoError if runs are not comparable."""
     runs = measured.runs
     check_comparable(timed(runs["baseline"]), timed(runs["mode"]))
     makers = (precision, loss, determinism, throughput, breakdown, memory, scaling)
@@ -69,35 +69,36 @@ def sections(measured: Measured) -> list[Section]:
 
 
 def precision(measured: Measured) -> Section:
-    """Compare each site's product with fp64."""
+    """Compare the product of each site with fp64."""
     run = measured.runs["mode"]
     path = measured.path
     command = (
         f"MQO_QUANT_CONFIG={path('mode', 'quant.toml')} {PYTHON} "
         f"{path('mode', 'source', PRECISION)} {path('mode', 'coverage.json')} precision.json"
     )
-    found = _precision(run)
+    result = _precision(run)
     about = (
-        "Seeded operands at the sizes of the run's largest product of each site (rows, columns and "
-        "heads capped, the contraction k never), quantized by what the patched source calls, "
-        "multiplied as it multiplies, and compared with the fp64 product of the operands before "
-        "quantization. The last column compares with the fp64 product of the quantized operands: "
-        "what the multiplication alone adds. ULPs are of the output's dtype at the exact value."
+        "Random operands with a fixed seed, in the sizes of the largest product of each site in "
+        "the run (rows, columns and heads are capped, the contraction k is not), quantized and "
+        "multiplied by the same code as in the patched source. The product is compared with the "
+        "fp64 product of the operands before quantization. The last column compares with the fp64 "
+        "product of the quantized operands, so it shows only the error of the multiplication. ULPs "
+        "are in the output dtype at the exact value."
     )
-    rows = tuple(_precision_row(site) for site in found.get("sites", ()))
-    verdicts = tuple(_precision_verdicts(found, _changed(run)))
+    rows = tuple(_precision_row(site) for site in result.get("sites", ()))
+    verdicts = tuple(_precision_verdicts(result, _changed(run)))
     return Section("precision", "Operator precision", about, rows, verdicts, (command,))
 
 
 def _precision(run: Run) -> Mapping[str, Any]:
-    """Return what the program says of the run's own source; nothing without a coverage."""
+    """Return the result of the program in the run's source; {} without a coverage."""
     if not run.folder.coverage.exists():
         return {}
     options = {"MQO_QUANT_CONFIG": str(run.folder.quant_config)}
     return ask(run.folder.source / PRECISION, [str(run.folder.coverage)], variables=options)
 
 
-def _precision_row(site: Row) -> Row:
+def _precision_row(site: TableRow) -> TableRow:
     total = {name: float(value) for name, value in site["total"].items()}
     return {
         "site": site["site"],
@@ -112,44 +113,47 @@ def _precision_row(site: Row) -> Row:
 
 
 def _changed(run: Run) -> Callable[[str], str]:
-    """Return what says of a site why its format's threshold is not for it; '' where it is."""
-    said = parsed(run.folder.quant_config, QuantToml)
-    chosen = said.quantizer.items()
+    """Return a function of a site: why its format's threshold does not apply; '' if it does."""
+    options = parsed(run.folder.quant_config, QuantToml)
+    chosen = options.quantizer.items()
     everywhere = [f"{name} {value}" for name, value in chosen if name in CHANGES_VALUES]
 
     def why(site: str) -> str:
-        own = [name for name in said.operands if name.startswith(f"{site}.")]
+        own = [name for name in options.operands if name.startswith(f"{site}.")]
         if not everywhere and not own:
             return ""
-        what = ", ".join([*everywhere, *own])
-        return f"the threshold is the format's by default, and quant.toml changes {what}"
+        changes = ", ".join([*everywhere, *own])
+        return f"the threshold is for the format's defaults, and quant.toml changes {changes}"
 
     return why
 
 
-def _precision_verdicts(found: Mapping[str, Any], changed: Callable[[str], str]) -> list[Verdict]:
-    if not found:
+def _precision_verdicts(result: Mapping[str, Any], changed: Callable[[str], str]) -> list[Verdict]:
+    if not result:
         return [judge("SQNR of the products", None, "product_fp32", NO_COVERAGE)]
-    made = [
+    verdicts = [
         judge(
             f"SQNR of {site['site']} in {site['quant_type']}",
             float(site["total"]["sqnr_db"]),
             f"sqnr_{site['quant_type']}",
             changed(site["site"]),
         )
-        for site in found["sites"]
+        for site in result["sites"]
         if site["quant_type"] != "none"
     ]
-    worst = min(float(site["product"]["sqnr_db"]) for site in found["sites"])
-    dtype = found["dtype"]
-    return [*made, judge(f"SQNR of the worst product alone, {dtype}", worst, f"product_{dtype}")]
+    worst = min(float(site["product"]["sqnr_db"]) for site in result["sites"])
+    dtype = result["dtype"]
+    return [
+        *verdicts,
+        judge(f"SQNR of the worst multiplication, {dtype}", worst, f"product_{dtype}"),
+    ]
 
 
 # -- 2. loss --------------------------------------------------------------------------------------
 
 
 def loss(measured: Measured) -> Section:
-    """Compare the training losses of the mode with its baseline's."""
+    """Compare the training losses of the mode with those of its baseline."""
     base, mode = (dict(measured.runs[name].train) for name in ("baseline", "mode"))
     wanted = tables().steps
     steps = sorted({*base} & {*mode})[:wanted]
@@ -163,11 +167,11 @@ def loss(measured: Measured) -> Section:
         "last loss, baseline": base[steps[-1]],
         "last loss, mode": mode[steps[-1]],
     }
-    few = f"{len(steps)} steps, and the threshold is of {wanted}" if len(steps) < wanted else ""
+    few = f"{len(steps)} steps, and the threshold is for {wanted}" if len(steps) < wanted else ""
     verdict = judge("mean relative error of the loss", statistics.fmean(relative), "loss", few)
     about = (
-        "Training losses, nats per token, step by step: the mode's less the baseline's, over the "
-        "same data and seeds, and relative to the baseline's."
+        "Training losses in nats per token: the difference of mode and baseline at each step, with "
+        "the same data and seeds; relative errors are relative to the baseline."
     )
     commands = tuple(planned.command() for planned in (measured.plan.baseline, measured.plan.mode))
     return Section("loss", "Loss", about, (row,), (verdict,), commands)
@@ -177,29 +181,28 @@ def loss(measured: Measured) -> Section:
 
 
 def determinism(measured: Measured) -> Section:
-    """Judge whether both runs of the mode have the same bits."""
+    """Check that both runs of the mode have the same bits."""
     first, again = measured.runs["mode"], measured.runs["again"]
     losses = compare(first.folder, again.folder)
-    said = "" if isinstance(losses, BitEqual) else losses.line()
-    one, other = (_digests(run) for run in (first, again))
-    names = sorted({*one, *other})
-    unlike = [name for name in names if one.get(name) != other.get(name)]
-    which = f"{len(unlike)} differ, the first is {unlike[0]}" if unlike else ""
+    difference = "" if isinstance(losses, BitEqual) else losses.line()
+    digests, again_digests = (_digests(run) for run in (first, again))
+    names = sorted({*digests, *again_digests})
+    unlike = [name for name in names if digests.get(name) != again_digests.get(name)]
+    which = f"{len(unlike)} differ, first {unlike[0]}" if unlike else ""
     none = "" if names else "the runs saved no tensor"
     rows = (
-        {"what": "steps' losses", "compared": first.steps, "differ": int(bool(said))},
+        {"what": "steps' losses", "compared": first.steps, "differ": int(bool(difference))},
         {"what": "tensors saved", "compared": len(names), "differ": len(unlike)},
     )
     verdicts = (
-        exactly("losses of two runs", said),
+        exactly("losses of two runs", difference),
         exactly("weights and optimizer of two runs", which, none),
     )
     about = (
-        "The mode's run twice, the second time with torch's profiler. Losses are compared as "
-        "rerun compares them, every bit of each step's. Of the last checkpoints every tensor is "
-        "read from what torch_dist wrote (weights and the optimizer's states; random states and "
-        "arguments are no tensors) and its bytes hashed with SHA-256. For losses alone, differ is "
-        "1 where any does."
+        "The mode runs twice, the second time with torch's profiler. Losses of each step are "
+        "compared bit by bit, as in `mqo rerun`. Every tensor in the last torch_dist checkpoints "
+        "(weights and optimizer states; not random states and arguments) is hashed with SHA-256. "
+        "For losses, differ is 1 if any step differs."
     )
     where = checkpoint(Path(measured.path("mode", "checkpoints")), str(first.steps))
     commands = (
@@ -218,18 +221,18 @@ def _digests(run: Run) -> Mapping[str, Any]:
 
 
 def throughput(measured: Measured) -> Section:
-    """Show tokens and FLOPs a second, and the mode's step against the baseline's."""
+    """Show tokens and FLOPs per second, and the step time of mode and baseline."""
     base, mode = (measured.runs[name] for name in ("baseline", "mode"))
-    found = ratio(timed(base), timed(mode))
+    times = ratio(timed(base), timed(mode))
     rows = tuple(_speed(name, run) for name, run in (("baseline", base), ("mode", mode)))
-    verdict = judge("step time, mode over baseline", found.noisy, f"step_{mode.machine.kind}")
+    verdict = judge("step time, mode over baseline", times.noisy, f"step_{mode.machine.kind}")
     peak = _peak(mode)
     about = (
-        f"By the median step, the first ones left out, on {mode.machine.line()}. FLOPs are those "
-        "of the matrix products that the run's coverage lists. "
-        + (f"MFU is of a peak of {peak:g} TFLOP/s. " if peak else "No MFU: no peak is known. ")
-        + f"The mode's step over the baseline's: {found.line}. The quantization is emulated: this "
-        "is what that costs, and not a format's speed."
+        f"Median step time without the first steps, on {mode.machine.line()}. FLOPs are those of "
+        "the matrix products in the run's coverage. "
+        + (f"MFU refers to {peak:g} TFLOP/s. " if peak else "No MFU: the peak rate is not known. ")
+        + f"Step time of the mode over the baseline: {times.line}. Quantization is emulated: this "
+        "is the cost of the emulation, not the speed of a format."
     )
     command = (
         f".venv/bin/mqo perf --compare {measured.path('baseline')} {measured.path('mode')} "
@@ -238,7 +241,7 @@ def throughput(measured: Measured) -> Section:
     return Section("throughput", "Throughput", about, rows, (verdict,), (command,))
 
 
-def _speed(name: str, run: Run) -> Row:
+def _speed(name: str, run: Run) -> TableRow:
     flops, peak = _flops(run), _peak(run)
     rate = flops / run.step_time / 1e12 if flops and run.step_time else None
     return {
@@ -251,7 +254,7 @@ def _speed(name: str, run: Run) -> Row:
 
 
 def _flops(run: Run) -> float | None:
-    """Return the FLOPs of a step; None without a coverage, whose FLOPs are of one micro-batch."""
+    """Return the FLOPs of a step; None without a coverage, which has them per micro-batch."""
     if not run.folder.coverage.exists():
         return None
     facts = read_json_object(run.folder.coverage)
@@ -259,7 +262,7 @@ def _flops(run: Run) -> float | None:
 
 
 def _peak(run: Run) -> float | None:
-    """Return dense TFLOP/s of all processes' devices at the run's dtype; None if unknown."""
+    """Return the dense TFLOP/s of all processes' devices in the run's dtype; None if unknown."""
     rate = tables().peaks.get(run.machine.device, {}).get(run.dtype)
     return rate and rate * run.machine.processes
 
@@ -268,18 +271,18 @@ def _peak(run: Run) -> float | None:
 
 
 def breakdown(measured: Measured) -> Section:
-    """Show where a step's time goes; the trace stays in the folder."""
-    found = trace.read(measured.place / TRACE)
+    """Show the parts of a step's time; the trace stays in the folder."""
+    parts = trace.read(measured.folder / TRACE)
     rows = tuple(
-        {"part": part, "ms a step": 1000 * seconds, "share, %": 100 * found.share(part)}
-        for part, seconds in found.seconds.items()
+        {"part": part, "ms a step": 1000 * seconds, "share, %": 100 * parts.share(part)}
+        for part, seconds in parts.seconds.items()
     )
-    verdict = judge("share of a step without a label", found.share(trace.REST), "unlabeled")
+    verdict = judge("share of a step without a label", parts.share(trace.REST), "unlabeled")
     about = (
-        f"A mean of {found.steps} steps that torch's profiler watched, which slows them: take the "
-        "shares. Labels are upstream's timers, torch's collectives, and the quantizers' autograd "
-        "function; each part is without those above it, so that the forward pass is without the "
-        f"quantizers in it. The Chrome trace is {TRACE}."
+        f"Mean of {parts.steps} profiled steps. The profiler slows them, so use the shares. Labels "
+        "are upstream's timers, torch's collectives, and the quantizers' autograd function. Each "
+        "part excludes those above it, so the forward pass excludes its quantizers. The Chrome "
+        f"trace is {TRACE}."
     )
     commands = (measured.plan.again.command(),)
     return Section("breakdown", "Step time by part", about, rows, (verdict,), commands)
@@ -289,7 +292,7 @@ def breakdown(measured: Measured) -> Section:
 
 
 def memory(measured: Measured) -> Section:
-    """Show the peak memory of the mode's process by part, and the baseline's peak."""
+    """Show the peak memory of the mode by part, and the peak of the baseline."""
     base, mode = (measured.runs[name] for name in ("baseline", "mode"))
     states, peak = _states(mode), mode.peak_memory
     parts: dict[str, float | None] = {**states}
@@ -301,14 +304,14 @@ def memory(measured: Measured) -> Section:
     )
     share = peak / base.peak_memory if peak and base.peak_memory else None
     kind = (
-        "all that is resident, libraries too"
+        "all resident memory, including libraries"
         if mode.machine.kind == "cpu"
-        else "what torch allocated on the GPU"
+        else "torch's allocations on the GPU"
     )
     about = (
-        f"The largest process's peak, from device.json: {kind}. Weights, gradients and Adam's "
-        "states are computed from the number of weights; the rest is the difference, in it what "
-        "saving the checkpoint took."
+        f"The largest peak of a process, from device.json: {kind}. Weights, gradients and Adam's "
+        "states are computed from the number of weights. The rest is the difference, which "
+        "includes saving the checkpoint."
     )
     verdict = judge("peak memory, mode over baseline", share, f"memory_{mode.machine.kind}")
     commands = tuple(planned.command() for planned in (measured.plan.baseline, measured.plan.mode))
@@ -316,11 +319,11 @@ def memory(measured: Measured) -> Section:
 
 
 def _states(run: Run) -> dict[str, float]:
-    """Return bytes of one process that holds the whole model; nothing without a coverage."""
+    """Return the bytes of a process with the whole model; {} without a coverage."""
     if not run.folder.coverage.exists():
         return {}
     count = read_json_object(run.folder.coverage)["parameters"]
-    # In fp32 the weights are the optimizer's own.
+    # In fp32 the optimizer has no separate main weights.
     weight, states = (FP32, OPTIMIZER - FP32) if run.dtype == "fp32" else (BF16, OPTIMIZER)
     return {"weights": weight * count, "gradients": FP32 * count, "optimizer": states * count}
 
@@ -329,21 +332,21 @@ def _states(run: Run) -> dict[str, float]:
 
 
 def scaling(measured: Measured) -> Section:
-    """Compare one process with two that share its batch."""
+    """Compare one process with two that split its batch."""
     title, about = "Scaling over processes", "Not measured."
     pair = measured.plan.scaling
     if not pair:
         verdict = judge("efficiency of 2 processes", None, "efficiency", measured.plan.unscaled)
         return Section("scaling", title, about, (), (verdict,), ())
-    one, two = (timed(measured.runs[planned.name]) for planned in pair)
-    check_comparable(one, two, but=("--nproc-per-node", "machine"))
-    faster = ratio(two, one)
+    single, two = (timed(measured.runs[planned.name]) for planned in pair)
+    check_comparable(single, two, but=("--nproc-per-node", "machine"))
+    faster = ratio(two, single)
     about = (
-        "Data parallel: the same global batch, in halves of a micro-batch, on one process and on "
-        "two, with as many threads or one GPU each. Efficiency is the speed-up, of paired steps, "
-        f"over 2. One process's step over that of two: {faster.line}."
+        "Data parallelism: one and two processes with the same global batch, half the micro-batch, "
+        "and the same threads or one GPU per process. Efficiency is the speed-up of paired steps "
+        f"divided by 2. Step time of one process over two: {faster.line}."
     )
-    rows = tuple(_scale_row(measured.runs[planned.name], one) for planned in pair)
+    rows = tuple(_scale_row(measured.runs[planned.name], single) for planned in pair)
     low, high = faster.noisy.low, faster.noisy.high
     halves = Noisy(faster.noisy.median / 2, low and low / 2, high and high / 2)
     verdict = judge("efficiency of 2 processes", halves, "efficiency")
@@ -351,9 +354,9 @@ def scaling(measured: Measured) -> Section:
     return Section("scaling", title, about, rows, (verdict,), commands)
 
 
-def _scale_row(run: Run, one: Timed) -> Row:
+def _scale_row(run: Run, single: Timed) -> TableRow:
     own = timed(run)
-    faster = median_step(one.repeats[0]) / median_step(own.repeats[0])
+    faster = median_step(single.repeats[0]) / median_step(own.repeats[0])
     return {
         "processes": run.machine.processes,
         "threads each": run.machine.threads,
@@ -363,6 +366,6 @@ def _scale_row(run: Run, one: Timed) -> Row:
     }
 
 
-def outcomes(made: Sequence[Section]) -> list[Verdict]:
-    """Return every verdict."""
-    return [verdict for section in made for verdict in section.verdicts]
+def outcomes(evaluated: Sequence[Section]) -> list[Verdict]:
+    """Return all verdicts."""
+    return [verdict for section in evaluated for verdict in section.verdicts]

@@ -1,4 +1,4 @@
-"""The runs of a performance test: which there are, and their training, one after the other."""
+"""PerfPlan the runs of a performance test, and train them one after the other."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from mqo.project import Project
 from mqo.report.collect import Run
 from mqo.runs import RunFolder
 
-# Steps of the two runs that show scaling, and how many steps the profiler watches of the other.
+# Steps of the two scaling runs, and profiled steps of the repeated run.
 SCALING_STEPS, PROFILED = 12, 3
 LEAST = 2
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What is to be measured: a mode against a baseline, over the first `steps` of a training."""
+class PerfOptions:
+    """The options of a test: a mode and its baseline, over the first `steps` of a training."""
 
     model: str
     mode: Variant
@@ -45,61 +45,65 @@ class Asked:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return it for perf.json: the ways to quantize by their names."""
-        found = {one.name: getattr(self, one.name) for one in fields(self)}
-        return found | {"mode": self.mode.name, "baseline": self.baseline.name}
+        """Return the options for perf.json, with the names of mode and baseline."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {"mode": self.mode.name, "baseline": self.baseline.name}
 
     def planned(
-        self, name: str, how: Variant, *flags: str, threads: int | None = None, **rest: Any
+        self, name: str, variant: Variant, *flags: str, threads: int | None = None, **rest: Any
     ) -> Planned:
-        """Return a run of `config_of`."""
-        return Planned(name, self.config_of(how, *flags, **rest), how, threads)
+        """Return a planned run with the configuration of `config_of`."""
+        return Planned(name, self.config_of(variant, *flags, **rest), variant, threads)
 
     def config_of(
-        self, how: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
+        self, variant: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
     ) -> RunConfig:
-        """Return a run of `steps` of them or of as many as the training has, saved or not."""
+        """Return the configuration of a run of at most `steps` steps."""
         extra = (*self.flags, *flags)
-        more = {"gemms": self.gemms, "extra_flags": extra, **how.rest}
+        more = {"gemms": self.gemms, "extra_flags": extra, **variant.rest}
         cluster = Cluster(nproc_per_node=processes)
-        names = (self.model, self.dataset, how.mode, self.config)
-        made = resolve(*names, cluster=cluster, **more)
-        last = min(steps, length(made.experiment).steps)
+        names = (self.model, self.dataset, variant.mode, self.config)
+        config = resolve(*names, cluster=cluster, **more)
+        last = min(steps, length(config.experiment).steps)
         saved = {"save_interval": last if save else 0}
-        training = made.experiment.training.model_copy(update=saved)
+        training = config.experiment.training.model_copy(update=saved)
         extra = (*extra, "--exit-interval", str(last))
-        return made.with_experiment(training=training, extra_flags=extra)
+        return config.with_experiment(training=training, extra_flags=extra)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A run that is to be; `threads` of each process, None for what the launcher gives it."""
+    """A planned run; `threads` are per process, None for the launcher's default."""
 
     name: str
     config: RunConfig
-    how: Variant
+    variant: Variant
     threads: int | None = None
 
     def command(self) -> str:
-        """Return what trains the same, as shell."""
-        of, asked = self.config.experiment, self.config.quantization
-        words = ["python3", "script/train_config.py", "--model", of.model.name]
-        words += ["--dataset", of.dataset.name, *self.how.words]
-        words += ["--gemms", asked.gemms] if asked.gemms != "fprop" and not asked.recipe else []
-        words += ["--training-config", of.training.name]
+        """Return a shell command that trains the same."""
+        experiment, quantization = self.config.experiment, self.config.quantization
+        words = ["python3", "script/train_config.py", "--model", experiment.model.name]
+        words += ["--dataset", experiment.dataset.name, *self.variant.words]
+        words += (
+            ["--gemms", quantization.gemms]
+            if quantization.gemms != "fprop" and not quantization.recipe
+            else []
+        )
+        words += ["--training-config", experiment.training.name]
         processes = self.config.placement.cluster.nproc_per_node
-        # At real size the launcher's default is all GPUs.
-        said = processes > 1 or not of.training.is_smoke
-        words += ["--nproc-per-node", str(processes)] if said else []
+        # At full size the launcher's default is all GPUs.
+        sets_processes = processes > 1 or not experiment.training.is_smoke
+        words += ["--nproc-per-node", str(processes)] if sets_processes else []
         before = f"{THREADS}={self.threads} " if self.threads else ""
-        return before + shlex.join([*words, "--", *of.extra_flags])
+        return before + shlex.join([*words, "--", *experiment.extra_flags])
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The mode twice, the second time under a profiler, and its baseline; and what scales.
+class PerfPlan:
+    """The runs: baseline, mode, mode `again` with a profiler, and `scaling`.
 
-    `scaling` are one and two processes, or nothing, for the reason `unscaled`.
+    `scaling` is one run with one process and one with two, or empty for the reason `unscaled`.
     """
 
     baseline: Planned
@@ -110,31 +114,31 @@ class Plan:
 
     @property
     def runs(self) -> tuple[Planned, ...]:
-        """Return all, in their order."""
+        """Return all runs, in their order."""
         return self.baseline, self.mode, self.again, *self.scaling
 
 
-def plan(asked: Asked, machine: Machine, *, scaling: bool = True) -> Plan:
-    """Return the runs; MqoError where one could not run, UnknownNameError for an unknown name."""
+def plan(options: PerfOptions, machine: Machine, *, scaling: bool = True) -> PerfPlan:
+    """Return the plan; MqoError if a run is not possible, UnknownNameError for a name."""
     runs = {
-        "baseline": asked.planned("baseline", asked.baseline, steps=asked.steps, save=True),
-        "mode": asked.planned("mode", asked.mode, steps=asked.steps, save=True),
+        "baseline": options.planned("baseline", options.baseline, steps=options.steps, save=True),
+        "mode": options.planned("mode", options.mode, steps=options.steps, save=True),
     }
-    steps = min(asked.steps, length(runs["mode"].config.experiment).steps)
+    steps = min(options.steps, length(runs["mode"].config.experiment).steps)
     if steps < LEAST:
         raise MqoError(
-            f"The training has {steps} step", expected=f"at least {LEAST}, one to profile"
+            f"The training has {steps} step", expected=f"at least {LEAST} steps, one to profile"
         )
     flags = profiler_flags(steps)
-    runs["again"] = asked.planned("again", asked.mode, *flags, steps=asked.steps, save=True)
+    runs["again"] = options.planned("again", options.mode, *flags, steps=options.steps, save=True)
     for planned in runs.values():
         check_config(planned.config)
-    pair, reason = _scaling(asked, machine) if scaling else ((), "--no-scaling was given")
-    return Plan(**runs, scaling=pair, unscaled=reason)
+    pair, reason = _scaling(options, machine) if scaling else ((), "--no-scaling was given")
+    return PerfPlan(**runs, scaling=pair, unscaled=reason)
 
 
 def profiler_flags(steps: int) -> tuple[str, ...]:
-    """Return flags for torch's profiler over some steps, and timers that wait for no other rank."""
+    """Return flags for torch's profiler, and for timers that do not wait for other ranks."""
     first = max(1, min(10, steps // 2))
     return (
         *("--profile", "--use-pytorch-profiler", "--profile-step-start", str(first)),
@@ -143,34 +147,34 @@ def profiler_flags(steps: int) -> tuple[str, ...]:
     )
 
 
-def _scaling(asked: Asked, machine: Machine) -> tuple[tuple[Planned, ...], str]:
-    """Return one process and two with the same batch, and as many threads each; or why not."""
+def _scaling(options: PerfOptions, machine: Machine) -> tuple[tuple[Planned, ...], str]:
+    """Return runs with one and two processes of the same batch and threads; or () and why not."""
     places = machine.gpus if machine.has_cuda else machine.cores
     if places < 2:
         return (), f"the machine has one {'GPU' if machine.has_cuda else 'core'}"
     threads = None if machine.has_cuda else machine.cores // 2
-    micro = tables.pick(tables.trainings(), "training configuration", asked.config).micro_batch
+    micro = tables.pick(tables.trainings(), "training configuration", options.config).micro_batch
     flags = ("--micro-batch-size", str(max(1, micro // 2)))
-    made = tuple(
-        asked.planned(
-            name, asked.mode, *flags, steps=SCALING_STEPS, processes=processes, threads=threads
+    pair = tuple(
+        options.planned(
+            name, options.mode, *flags, steps=SCALING_STEPS, processes=processes, threads=threads
         )
         for name, processes in (("one_process", 1), ("two_processes", 2))
     )
     try:
-        for planned in made:
+        for planned in pair:
             check_config(planned.config)
     except LayoutError as error:
         return (), str(error)
-    return made, ""
+    return pair, ""
 
 
-def train(project: Project, runs: Sequence[Planned], place: Path, report: Say) -> dict[str, Run]:
-    """Train each in a folder below `place`; RunError when one fails."""
+def train(project: Project, runs: Sequence[Planned], root: Path, report: Say) -> dict[str, Run]:
+    """Train each run in a subfolder of `root`; RunError if one fails."""
     done = {}
     for n, planned in enumerate(runs, 1):
         report(f"run {n}/{len(runs)}  : {planned.name}")
-        folder = RunFolder(place / planned.name)
+        folder = RunFolder(root / planned.name)
         folder.root.mkdir(parents=True)
         with _threads(planned.threads):
             run(project, planned.config, report=report, folder=folder)
@@ -180,7 +184,7 @@ def train(project: Project, runs: Sequence[Planned], place: Path, report: Say) -
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Set the threads of a process, which the launcher takes from the environment."""
+    """Set the threads of a process in the environment, where the launcher reads them."""
     before = os.environ.get(THREADS)
     if count is not None:
         os.environ[THREADS] = str(count)

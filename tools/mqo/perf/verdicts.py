@@ -1,4 +1,4 @@
-"""The thresholds of thresholds.toml and of formats, and what becomes of a measured value at one."""
+"""Compare measured values with the thresholds of thresholds.toml and of formats."""
 
 import functools
 import tomllib
@@ -16,7 +16,7 @@ Outcome = Literal["pass", "fail", "not judged"]
 
 
 class Threshold(BaseModel):
-    """The least or the most that a value may be, in `unit`, and why just that."""
+    """The least or the most allowed value, in `unit`, and its reason."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     least: float | None = None
@@ -27,22 +27,22 @@ class Threshold(BaseModel):
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
         if (self.least is None) == (self.most is None):
-            raise ValueError("either least or most must be given")
+            raise ValueError("exactly one of least and most must be given")
         return self
 
     @property
     def line(self) -> str:
-        """Return it in words: 'at least 25 dB'."""
+        """Return the bound as text, such as 'at least 25 dB'."""
         word, bound = ("at most", self.most) if self.least is None else ("at least", self.least)
         return f"{word} {bound:g} {self.unit}".rstrip()
 
     def holds(self, value: float) -> bool:
-        """Return whether the value is within; NaN is not."""
+        """Return whether the value is within the bound; False for NaN."""
         return value <= self.most if self.most is not None else value >= (self.least or 0)
 
 
 class Tables(BaseModel):
-    """thresholds.toml. `peaks` are dense TFLOP/s by a device's name and a dtype."""
+    """The content of thresholds.toml. `peaks` are dense TFLOP/s by device name and dtype."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     steps: int
@@ -52,9 +52,9 @@ class Tables(BaseModel):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was judged, the value, and the bound in words; `why` says the reason of either.
+    """The judged quantity, its value, and the bound as text; `why` is the reason.
 
-    A value that is None was not measured.
+    `value` is None if it was not measured.
     """
 
     what: str
@@ -66,7 +66,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Noisy:
-    """A median with its quartiles, which are None with too few values."""
+    """A median with its quartiles, which are None for too few values."""
 
     median: float
     low: float | None
@@ -75,7 +75,7 @@ class Noisy:
 
 @functools.cache
 def tables(file: Path = FILE) -> Tables:
-    """Return all of the file, and the formats' own thresholds as sqnr_FORMAT."""
+    """Return the content of the file, with the formats' thresholds as sqnr_FORMAT."""
     read = tomllib.loads(file.read_text(encoding="utf-8"))
     read["thresholds"] |= {
         f"sqnr_{name}": {"least": row.least_sqnr, "unit": "dB", "reason": row.sqnr_reason}
@@ -85,34 +85,34 @@ def tables(file: Path = FILE) -> Tables:
     return Tables.model_validate(read)
 
 
-def judge(what: str, value: float | Noisy | None, name: str, unless: str = "") -> Verdict:
-    """Return the verdict by the threshold `name`.
+def judge(quantity: str, value: float | Noisy | None, name: str, unless: str = "") -> Verdict:
+    """Return the verdict for the threshold `name`.
 
-    There is no verdict if `unless` gives a reason, or if the quartiles are on both sides of the
+    The value is not judged if `unless` has a reason, or if the quartiles are on both sides of the
     bound.
     """
     middle = value.median if isinstance(value, Noisy) else value
     bound = tables().thresholds.get(name)
     if bound is None:
-        return Verdict(what, "not judged", middle, "no threshold", unless or f"{name} has none")
+        return Verdict(quantity, "not judged", middle, "no threshold", unless or f"{name} has none")
     if unless or middle is None:
-        return Verdict(what, "not judged", middle, bound.line, unless or "not measured")
+        return Verdict(quantity, "not judged", middle, bound.line, unless or "not measured")
     if isinstance(value, Noisy):
         if value.low is None or value.high is None:
-            few = "too few values to tell it from noise"
-            return Verdict(what, "not judged", middle, bound.line, few)
+            few = "too few values to separate it from noise"
+            return Verdict(quantity, "not judged", middle, bound.line, few)
         if bound.holds(value.low) != bound.holds(value.high):
-            noise = f"noise: its quartiles are {value.low:.3g} and {value.high:.3g}"
-            return Verdict(what, "not judged", middle, bound.line, noise)
+            noise = f"noise: the quartiles are {value.low:.3g} and {value.high:.3g}"
+            return Verdict(quantity, "not judged", middle, bound.line, noise)
     outcome: Outcome = "pass" if bound.holds(middle) else "fail"
-    return Verdict(what, outcome, middle, bound.line, bound.reason)
+    return Verdict(quantity, outcome, middle, bound.line, bound.reason)
 
 
-def exactly(what: str, difference: str, unless: str = "") -> Verdict:
+def exactly(quantity: str, difference: str, unless: str = "") -> Verdict:
     """Return the verdict on values that must be bit-equal; `difference` is empty if they are."""
     bound = tables().thresholds["bit_equal"]
     if unless:
-        return Verdict(what, "not judged", None, bound.line, unless)
+        return Verdict(quantity, "not judged", None, bound.line, unless)
     outcome: Outcome = "fail" if difference else "pass"
     value = 1.0 if difference else 0.0
-    return Verdict(what, outcome, value, bound.line, difference or bound.reason)
+    return Verdict(quantity, outcome, value, bound.line, difference or bound.reason)

@@ -263,7 +263,7 @@ def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int
     groups = heads if mla else model.num_query_groups or heads
     queries = sequence // layout.context
     span = chunks.Span(0, queries, sequence - queries)
-    scores = chunks.Plan(
+    scores = chunks.ChunkPlan(
         matrices=training.micro_batch * groups // layout.tensor,
         repeats=heads // groups,
         queries=queries,

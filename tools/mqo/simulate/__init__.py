@@ -1,1 +1,1 @@
-"""One step of a run, simulated: does it fit, and what bounds it?"""
+"""Simulate one step of a run: does it fit, and what bounds it?"""

@@ -1,4 +1,4 @@
-"""From a script and a device to its simulation."""
+"""Simulate the run of a training script on a device."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mqo.launch.source import ready_checkout, types_of
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
-from mqo.simulate.jobs import Job, simulate
+from mqo.simulate.jobs import RunJob, simulate
 from mqo.simulate.result import Simulation
 from mqo.simulate.script import arguments
 
-# The lengths of documents are data.
+# These depend on the lengths of documents, which are data.
 _NOT_SIMULATED = ("--dataloader-inter-document-masking", "--sft", "--reset-attention-mask")
 _PROCESSES = re.compile(r"--(nnodes|node-rank|device)\b")
 
 
 @dataclass(frozen=True)
-class Asked:
+class SimulationOptions:
     """A script with its arguments and Megatron's, on `nodes` nodes of a device."""
 
     script: Path
@@ -38,22 +38,24 @@ class Asked:
     imbalance: float
 
 
-def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
-    """Simulate what the script would run.
+def simulated(options: SimulationOptions, tree: Tree, say: Say) -> Simulation:
+    """Simulate the run of a script.
 
     Raises:
-        MqoError: what the script itself would refuse before it trains.
+        MqoError: the script would refuse its arguments before it trains.
     """
-    words, of_attention = arguments(asked.script)
-    own = [*words, *asked.words]
+    words, of_attention = arguments(options.script)
+    own = [*words, *options.words]
     if strange := next(filter(_PROCESSES.match, own), None):
-        raise MqoError(f"{strange} stands behind the script", expected="--nodes and --device")
+        raise MqoError(
+            f"The script's arguments contain {strange}", expected="--nodes and --device instead"
+        )
     args = command_line.parser(of_attention).parse_intermixed_args(
-        [*own, "--nnodes", str(asked.nodes)]
+        [*own, "--nnodes", str(options.nodes)]
     )
     args.nproc_per_node = args.nproc_per_node or command_line.GPUS_PER_NODE
-    machine = imagined(asked.device, args.nproc_per_node)
-    config = command_line.config_from(args, list(asked.megatrons), machine)
+    machine = imagined(options.device, args.nproc_per_node)
+    config = command_line.config_from(args, list(options.megatrons), machine)
     _refuse(config)
     if config.placement.megatron:
         tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
@@ -64,16 +66,14 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
         [*planned.config.placement.layout, *planned.config.experiment.extra_flags],
         planned.config.placement.cluster.processes,
     )
-    job = Job.of(planned.config, machine, types, asked.imbalance)
+    job = RunJob.from_config(planned.config, machine, types, options.imbalance)
     ranks = simulate(project, tree, Series.of(project), job, say)
-    return Simulation(planned.config, asked.device, str(layout), asked.imbalance, tuple(ranks))
+    return Simulation(planned.config, options.device, str(layout), options.imbalance, tuple(ranks))
 
 
 def _refuse(config: RunConfig) -> None:
-    """Raise MqoError for what no run or no simulation does."""
+    """Raise MqoError for a configuration that runs or simulations do not support."""
     check_distillation(config.experiment, config.placement.megatron)
     flags = config.experiment.extra_flags
     if strange := next((word for word in flags if word.startswith(_NOT_SIMULATED)), None):
-        raise MqoError(
-            f"{strange} is not simulated", expected="sequences that are one document each"
-        )
+        raise MqoError(f"{strange} cannot be simulated", expected="sequences of one document each")

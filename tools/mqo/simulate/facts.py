@@ -1,6 +1,6 @@
-"""What a simulated rank did: memory, work and exchanges of a step, of any number of micro-batches.
+"""Read a simulated rank's memory, work and exchanges, for any number of micro-batches.
 
-Megatron-LM/tools/simulate.py writes it.
+Megatron-LM/tools/simulate.py writes them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class _Row(BaseModel):
 
 
 class Work(_Row):
-    """An operation: FLOPs, and the bytes that it reads and writes; of all calls together `calls`.
+    """An operation: FLOPs, and `size`, the bytes that it reads and writes.
 
-    `shape` is a product's (batch, m, n, k). `masked` is the part of the FLOPs that a causal kernel
-    leaves out.
+    `shape` is (batch, m, n, k) for a product. `masked` is the share of FLOPs that a causal kernel
+    skips.
     """
 
     layer: str
@@ -32,9 +32,9 @@ class Work(_Row):
 
 
 class Exchange(_Row):
-    """A collective, or a message: `size` bytes of the whole, of which a rank sends `wire`.
+    """A collective or a message: `size` bytes of the whole tensor; a rank sends `wire` bytes.
 
-    The group has `ranks` ranks, on `nodes` nodes.
+    The group has `ranks` ranks on `nodes` nodes.
     """
 
     operation: str
@@ -46,7 +46,7 @@ class Exchange(_Row):
 
 
 class Alive(_Row):
-    """Tensors that one line of source made, alive at the peak."""
+    """Tensors of one source line that are alive at the peak."""
 
     kind: str
     line: str
@@ -59,25 +59,25 @@ Counts = dict[Row, float]
 
 
 class Step(BaseModel):
-    """The work of a step with this number of micro-batches."""
+    """The work and the exchanges of a step with this number of micro-batches."""
 
     micro_batches: int
     works: list[dict[str, Any]]
     exchanges: list[dict[str, Any]]
 
     def counted_works(self) -> dict[Work, float]:
-        """Return how often each operation ran."""
+        """Return the number of calls of each operation."""
         return _counted(Work, self.works)
 
     def counted_exchanges(self) -> dict[Exchange, float]:
-        """Return how often each exchange took place."""
+        """Return the number of calls of each exchange."""
         return _counted(Exchange, self.exchanges)
 
 
 class RankFacts(BaseModel):
-    """A rank's place, weights and memory in bytes, and its last two steps.
+    """A rank's position, weights and memory in bytes, and its last two steps.
 
-    `step_peaks` are those of all steps; `timeline` has bytes of each kind at some operations.
+    `step_peaks` are of all steps; `timeline` has the bytes of each kind at some operations.
     """
 
     rank: int
@@ -100,40 +100,40 @@ class RankFacts(BaseModel):
 
     @property
     def micro_batches(self) -> int:
-        """Return those of a step of the run."""
+        """Return the micro-batches of a step of the run."""
         return self.global_batch // (self.micro_batch * self.data)
 
     @property
     def is_steady(self) -> bool:
-        """Return whether more micro-batches than were simulated need no more memory."""
+        """Return whether further micro-batches would need no more memory."""
         last = self.step_peaks[-2:]
         simulated = self.steps[-1].micro_batches
         return simulated >= self.micro_batches or max(last) - min(last) < 1e-3 * max(last)
 
     def works(self) -> dict[Work, float]:
-        """Return how often each operation runs in a step of the run."""
+        """Return the number of calls of each operation in a step of the run."""
         return self._whole([step.counted_works() for step in self.steps])
 
     def exchanges(self) -> dict[Exchange, float]:
-        """Return how often each exchange takes place in a step of the run."""
+        """Return the number of calls of each exchange in a step of the run."""
         return self._whole([step.counted_exchanges() for step in self.steps])
 
     def _whole(self, counts: list[Counts]) -> Counts:
-        """Return the last step's counts, with what the run's further micro-batches add."""
+        """Return the last step's counts plus those of further micro-batches."""
         fewer, more = counts[0], counts[-1]
         step = self.steps[-1].micro_batches - self.steps[0].micro_batches
         further = self.micro_batches - self.steps[-1].micro_batches
         scale = further / step if step > 0 and further > 0 else 0.0
-        found = {
+        calls_by_row = {
             row: more.get(row, 0) + scale * (more.get(row, 0) - fewer.get(row, 0))
             for row in {**fewer, **more}
         }
-        return {row: calls for row, calls in found.items() if calls > 0}
+        return {row: calls for row, calls in calls_by_row.items() if calls > 0}
 
 
 def _counted(kind: type[Row], rows: Iterable[dict[str, Any]]) -> dict[Row, float]:
-    found: dict[Row, float] = {}
+    counts: dict[Row, float] = {}
     for row in rows:
         key = kind(**{name: value for name, value in row.items() if name != "calls"})
-        found[key] = found.get(key, 0) + row["calls"]
-    return found
+        counts[key] = counts.get(key, 0) + row["calls"]
+    return counts

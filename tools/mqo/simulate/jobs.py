@@ -1,4 +1,4 @@
-"""Which ranks of a run are simulated, and of which steps."""
+"""Choose the ranks and the steps of a run to simulate, and simulate them."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from mqo.simulate.facts import RankFacts
 
 PROGRAM = "tools/simulate.py"
 TIME_LIMIT_S = 1800
-# The flags that split layers over stages otherwise than evenly.
+# The flags that split layers unevenly over stages.
 _UNEVEN = ("--pipeline-model-parallel-layout", "--decoder-first-", "--decoder-last-", "--account-")
 _TEACHER = "--export-kd-teacher-load"
 _INTERLEAVED = ("--num-layers-per-virtual-pipeline-stage", "--num-virtual-stages-per-pipeline-rank")
 
 
 @dataclass(frozen=True)
-class Job:
-    """A run to simulate: its flags for Megatron, its quant.toml, and how unevenly tokens go."""
+class RunJob:
+    """A run to simulate: its flags for Megatron, its quant.toml, and the imbalance of tokens."""
 
     config: RunConfig
     flags: tuple[str, ...]
@@ -38,22 +38,22 @@ class Job:
     imbalance: float
 
     @classmethod
-    def of(
+    def from_config(
         cls, config: RunConfig, machine: Machine, types: dict[str, str], imbalance: float
-    ) -> Job:
-        """Return a run's, on such a machine; `types` are the quant types of its source."""
-        of = config.experiment
-        sizes = (*vocabulary_flags(of), "--no-create-attention-mask-in-dataloader")
-        own = (*model_flags(of, machine), *config.placement.layout, *of.extra_flags)
-        flags = (*sizes, *own, *distillation_flags(of))
-        # A measurement reads values.
+    ) -> RunJob:
+        """Return the job of a run on a machine; `types` are the quant types in its source."""
+        experiment = config.experiment
+        sizes = (*vocabulary_flags(experiment), "--no-create-attention-mask-in-dataloader")
+        own = (*model_flags(experiment, machine), *config.placement.layout, *experiment.extra_flags)
+        flags = (*sizes, *own, *distillation_flags(experiment))
+        # No measurements, because these read values.
         recording = config.recording.options | {"every": 0, "dump": ()}
         unmeasured = config.recording.model_copy(update={"options": recording})
         options = config.model_copy(update={"recording": unmeasured}).quant_toml(types)
         return cls(config, flags, options, imbalance)
 
     def words(self) -> Iterator[list[str]]:
-        """Yield what the program is told, once a rank."""
+        """Yield the arguments of the program for each rank."""
         sizes = read_sizes(self.flags)
         cluster, stages = self.config.placement.cluster, sizes.pipeline_model_parallel_size
         names = [word.partition("=")[0] for word in self.flags]
@@ -72,7 +72,7 @@ class Job:
             yield [json.dumps(table)]
 
     def _stages(self, stages: int) -> list[int]:
-        """Return the pipeline stages that differ: of equal ones the one with most in flight."""
+        """Return the distinct pipeline stages; of equal ones that with the most in flight."""
         if stages <= 3 or any(word.startswith(_UNEVEN) for word in self.flags):
             return list(range(stages))
         return [0, 1, stages - 1]
@@ -81,9 +81,9 @@ class Job:
 def steps(micro_batches: int, stages: int, interleaved: bool, distills: bool = False) -> list[int]:
     """Return the micro-batches of the steps that are simulated.
 
-    The first step brings the optimizer's states. The next has as many as are in flight at once, and
-    the last the least number more: what both differ in, further ones repeat. A distillation of one
-    micro-batch has one pass, and of more it may have two.
+    The first step creates the optimizer's states. The next has all micro-batches that are in flight
+    at once, and the last has the least number more: further ones repeat the difference. A
+    distillation with one micro-batch has one pass, with more it may have two.
     """
     more = stages if interleaved else 1
     least = max(more, 2) if distills else more
@@ -93,22 +93,24 @@ def steps(micro_batches: int, stages: int, interleaved: bool, distills: bool = F
     return [least, filled, filled + more]
 
 
-def simulate(project: Project, tree: Tree, series: Series, job: Job, say: Say) -> list[RankFacts]:
-    """Simulate a rank of each distinct pipeline stage, as many at once as there are cores."""
+def simulate(
+    project: Project, tree: Tree, series: Series, job: RunJob, say: Say
+) -> list[RankFacts]:
+    """Simulate a rank of each distinct pipeline stage, one per core at once."""
     words = list(job.words())
     with source_of(project, tree, series, job.config, PROGRAM) as source:
 
-        def run(one: list[str]) -> dict[str, Any]:
+        def run(arguments: list[str]) -> dict[str, Any]:
             return ask_cached(
                 project,
                 source,
                 PROGRAM,
-                one,
+                arguments,
                 options=job.options,
                 limit_s=TIME_LIMIT_S,
-                help="What it cannot do without data, it cannot simulate",
+                help="Leave out options that need data, because they cannot be simulated",
             )
 
         say(f"simulate : {len(words)} of {job.config.placement.cluster.processes} ranks")
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            return [RankFacts(**found) for found in pool.map(run, words)]
+            return [RankFacts(**facts) for facts in pool.map(run, words)]

@@ -1,4 +1,4 @@
-"""The simulation as text: one screen, 80 columns."""
+"""Show the simulation as text: one screen, 80 columns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mqo.display import WIDTH
 from mqo.scale.devices import GIB, device, gib, usable
 from mqo.scale.memory import CONTEXT
 from mqo.simulate.result import UNSEEN, Simulation, needed
-from mqo.simulate.roofline import Part
+from mqo.simulate.roofline import Cost
 
 SHOWN = 6  # lines of source
 MEANINGS = {
@@ -17,56 +17,65 @@ MEANINGS = {
     "gradients": "",
     "optimizer": "states",
     "activations": "kept from forward for backward",
-    "logits": "and what the loss makes of them",
-    "quantizer": "copies that quantizers make",
+    "logits": "and the loss's copies of them",
+    "quantizer": "quantizers' copies",
     "temporary": "",
 }
 
 
-def lines(found: Simulation) -> list[str]:
-    """Return the table."""
-    head = [part for line in heading(found) for part in wrap(line, WIDTH)]
-    said = [f"{question} {answer}" for question, answer in answers(found)]
-    return [*head, "", *_memory(found), "", *_step(found), "", *said]
+def simulation_lines(simulation: Simulation) -> list[str]:
+    """Return the text, line by line."""
+    head = [part for line in heading(simulation) for part in wrap(line, WIDTH)]
+    answer_lines = [f"{question} {answer}" for question, answer in answers(simulation)]
+    return [*head, "", *_memory(simulation), "", *_step(simulation), "", *answer_lines]
 
 
-def heading(found: Simulation) -> list[str]:
-    """Return what was simulated: the run, its layout, its step, its inputs."""
-    of, rank = found.config.experiment, found.worst
-    cluster = found.config.placement.cluster
-    gpus = f"{cluster.processes} {found.device} ({cluster.nnodes} x {cluster.nproc_per_node})"
-    names = (of.model_name, found.config.quantization.name, of.training.name, of.dtype)
+def heading(simulation: Simulation) -> list[str]:
+    """Return the run, its layout, its step and its inputs."""
+    experiment, rank = simulation.config.experiment, simulation.worst
+    cluster = simulation.config.placement.cluster
+    gpus = f"{cluster.processes} {simulation.device} ({cluster.nnodes} x {cluster.nproc_per_node})"
+    names = (
+        experiment.model_name,
+        simulation.config.quantization.name,
+        experiment.training.name,
+        experiment.dtype,
+    )
     text = [
         f"{', '.join(names)}, on {gpus}",
-        f"layout: {found.layout}",
+        f"layout: {simulation.layout}",
         f"a step: {rank.global_batch:,} sequences of {rank.sequence:,} tokens, "
         f"{rank.micro_batches} micro-batch{'es' * (rank.micro_batches != 1)} of "
-        f"{rank.micro_batch} a rank",
+        f"{rank.micro_batch} per rank",
     ]
-    if of.teacher:
-        text.append(f"with the teacher in {of.teacher}: its size, in the student's layout")
-    if of.model.moe:
-        how = "evenly" if found.imbalance == 1 else f"{found.imbalance:g} times the even share"
-        text.append(f"tokens to this rank's experts: {how}, an input (--imbalance)")
+    if experiment.teacher:
+        text.append(f"with the teacher in {experiment.teacher}: its size, in the student's layout")
+    if experiment.model.moe:
+        share = (
+            "evenly"
+            if simulation.imbalance == 1
+            else f"{simulation.imbalance:g} times the even share"
+        )
+        text.append(f"tokens to this rank's experts: {share}, an input (--imbalance)")
     return text
 
 
-def answers(found: Simulation) -> list[tuple[str, str]]:
+def answers(simulation: Simulation) -> list[tuple[str, str]]:
     """Return the two questions, each with its answer."""
-    short = found.need - found.room
-    left = f"{gib(-short)} GiB are left" if found.fits else f"{gib(short)} GiB are missing"
-    fits = f"{'Yes' if found.fits else 'No'}: {left}."
-    if not all(rank.is_steady for rank in found.ranks):
+    short = simulation.need - simulation.room
+    left = f"{gib(-short)} GiB are left" if simulation.fits else f"{gib(short)} GiB are missing"
+    fits = f"{'Yes' if simulation.fits else 'No'}: {left}."
+    if not all(rank.is_steady for rank in simulation.ranks):
         fits += " More micro-batches than were simulated may need more."
-    bound = found.roofline(found.slowest).bound
+    bound = simulation.roofline(simulation.slowest).bound
     return [
         ("Does it fit?", fits),
         ("What bounds the step?", f"{bound[0].upper()}{bound[1:]}."),
     ]
 
 
-def _memory(found: Simulation) -> Iterator[str]:
-    rank = found.worst
+def _memory(simulation: Simulation) -> Iterator[str]:
+    rank = simulation.worst
     stage = f", pipeline stage {rank.stage} of {rank.stages}" if rank.stages > 1 else ""
     yield f"memory at the peak of rank {rank.rank}{stage}, GiB"
     for kind, size in rank.kinds.items():
@@ -74,28 +83,28 @@ def _memory(found: Simulation) -> Iterator[str]:
     if needed(rank) > rank.peak:
         yield f"  {'set-up':12}{gib(needed(rank) - rank.peak):>8}  more than in a step"
     yield f"  {'reserve':12}{gib(CONTEXT):>8}  {UNSEEN}"
-    memory = device(found.device).memory
+    memory = device(simulation.device).memory
     yield (
-        f"  {'in all':12}{gib(found.need):>8}  of {gib(usable(memory))} usable: {found.device} has "
-        f"{gib(memory)}, less a tenth"
+        f"  {'in all':12}{gib(simulation.need):>8}  of {gib(usable(memory))} usable: "
+        f"{simulation.device} has {gib(memory)}, less a tenth"
     )
-    yield "most of it, by the line that made it"
+    yield "the largest, by source line"
     for row in rank.at_peak[:SHOWN]:
         start = f"  {row.bytes / GIB:5.1f} {row.kind:11} {row.tensors:5} x "
         yield start + _end(row.line, WIDTH - len(start))
 
 
-def _step(found: Simulation) -> Iterator[str]:
-    bound = found.roofline(found.slowest)
-    yield f"a step of rank {found.slowest.rank} at peak rates, an estimate{'':7}s{'':11}amount"
+def _step(simulation: Simulation) -> Iterator[str]:
+    bound = simulation.roofline(simulation.slowest)
+    yield f"a step of rank {simulation.slowest.rank} at peak rates, an estimate{'':7}s{'':11}amount"
     yield _row("matrix products", bound.products, f"{bound.products.flops / 1e12:,.1f} TFLOPs")
     yield _row("other kernels", bound.others, f"{bound.others.size / 1e9:,.1f} GB")
-    rows = sorted(bound.exchanges.items(), key=lambda one: -one[1].seconds)
+    rows = sorted(bound.exchanges.items(), key=lambda row: -row[1].seconds)
     for (kind, operation), part in rows[:SHOWN]:
         amount = f"{part.size / 1e9:,.1f} GB sent, {part.calls:,.0f} calls"
         yield _row(f"{kind} {operation}", part, amount)
     if bound.bubble:
-        part = Part(seconds=bound.computing * bound.bubble)
+        part = Cost(seconds=bound.computing * bound.bubble)
         yield _row("pipeline bubble", part, f"{bound.bubble:.0%} of the kernels")
     yield (
         f"  in all {bound.overlapped:.2f} s if all that can overlap does, {bound.serial:.2f} s if "
@@ -103,10 +112,10 @@ def _step(found: Simulation) -> Iterator[str]:
     )
 
 
-def _row(name: str, part: Part, amount: str) -> str:
+def _row(name: str, part: Cost, amount: str) -> str:
     return f"  {name:38}{part.seconds:8.3f}  {amount:>20}"
 
 
 def _end(text: str, width: int) -> str:
-    """Return a text's end that fits."""
+    """Return the end of a text that fits the width."""
     return text if len(text) <= width else f"...{text[3 - width :]}"

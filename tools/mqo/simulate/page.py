@@ -1,4 +1,4 @@
-"""The page of a simulation: one file that needs no other, and no network."""
+"""Render the page of a simulation: one file that needs no other and no network."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mqo.simulate.result import UNSEEN, Simulation
 from mqo.simulate.roofline import seconds, wire_seconds
 
 LINES = 40  # of source
-# Of each kind of memory, on a light page and on a dark one.
+# {kind of memory: (color on a light page, color on a dark page)}
 COLORS = {
     "weights": ("#1f5fa8", "#7db4f0"),
     "gradients": ("#0f7d6e", "#5fd0bd"),
@@ -26,34 +26,36 @@ COLORS = {
 }
 
 
-def page(found: Simulation) -> str:
-    """Return the HTML. SetupError without plotly."""
+def page(simulation: Simulation) -> str:
+    """Return the HTML; SetupError without plotly."""
     environment = templates("mqo.simulate", "mqo.report")
     environment.filters |= {"gib": gib}
-    rank = found.worst
+    rank = simulation.worst
     return environment.get_template("page.html.j2").render(
-        found=found,
-        heading=heading(found),
-        answers=answers(found),
+        simulation=simulation,
+        heading=heading(simulation),
+        answers=answers(simulation),
         rank=rank,
-        stages=[_stage(one) for one in found.ranks],
+        stages=[_stage(facts) for facts in simulation.ranks],
         kinds=[(kind, size, MEANINGS[kind]) for kind, size in rank.kinds.items()],
         colors=COLORS,
         alive=rank.at_peak[:LINES],
-        products=_products(found),
-        exchanges=_exchanges(found),
-        bound=found.roofline(found.slowest),
+        products=_products(simulation),
+        exchanges=_exchanges(simulation),
+        bound=simulation.roofline(simulation.slowest),
         reserve=CONTEXT,
         unseen=UNSEEN,
-        device=device(found.device),
-        data=as_script({"stages": [_curves(one) for one in found.ranks], "room": _room(found)}),
+        device=device(simulation.device),
+        data=as_script(
+            {"stages": [_curves(facts) for facts in simulation.ranks], "room": _room(simulation)}
+        ),
         plotly=packed(plotly_source()),
     )
 
 
-def _room(found: Simulation) -> float:
-    """Return the GiB that tensors may take."""
-    return (found.room - CONTEXT) / GIB
+def _room(simulation: Simulation) -> float:
+    """Return the GiB available for tensors."""
+    return (simulation.room - CONTEXT) / GIB
 
 
 def _stage(rank: RankFacts) -> str:
@@ -63,7 +65,7 @@ def _stage(rank: RankFacts) -> str:
 
 
 def _curves(rank: RankFacts) -> dict[str, Any]:
-    """Return each kind's GiB through a step."""
+    """Return the GiB of each kind over a step."""
     line = rank.timeline
     curves = [
         {
@@ -78,26 +80,26 @@ def _curves(rank: RankFacts) -> dict[str, Any]:
     return {"name": _stage(rank), "x": line["operation"], "curves": curves}
 
 
-def _products(found: Simulation) -> Sequence[tuple[Work, float, float, float]]:
-    """Return each product with its calls, TFLOPs and seconds in a step, the longest first."""
-    on = device(found.device)
+def _products(simulation: Simulation) -> Sequence[tuple[Work, float, float, float]]:
+    """Return each product with its calls, TFLOPs and seconds in a step, slowest first."""
+    on = device(simulation.device)
     rows = [
         (work, calls, work.flops * calls / 1e12, seconds(work, on) * calls)
-        for work, calls in found.slowest.works().items()
+        for work, calls in simulation.slowest.works().items()
         if work.flops
     ]
     return sorted(rows, key=lambda row: -row[3])
 
 
-def _exchanges(found: Simulation) -> list[dict[str, Any]]:
-    """Return the exchanges of one kind over groups of one size together, the longest first."""
-    on, rows = device(found.device), dict[tuple, dict[str, float]]()
-    for one, calls in found.slowest.exchanges().items():
-        key = (one.group, one.operation, one.ranks, one.nodes)
+def _exchanges(simulation: Simulation) -> list[dict[str, Any]]:
+    """Return exchanges, summed over groups of equal kind and size, slowest first."""
+    on, rows = device(simulation.device), dict[tuple, dict[str, float]]()
+    for exchange, calls in simulation.slowest.exchanges().items():
+        key = (exchange.group, exchange.operation, exchange.ranks, exchange.nodes)
         row = rows.setdefault(key, {"calls": 0.0, "gigabytes": 0.0, "seconds": 0.0})
         row["calls"] += calls
-        row["gigabytes"] += one.wire * calls / 1e9
-        row["seconds"] += wire_seconds(one, on) * calls
+        row["gigabytes"] += exchange.wire * calls / 1e9
+        row["seconds"] += wire_seconds(exchange, on) * calls
     named = ("group", "operation", "ranks", "nodes")
-    made = [dict(zip(named, key, strict=True)) | row for key, row in rows.items()]
-    return sorted(made, key=lambda row: -row["seconds"])
+    table = [dict(zip(named, key, strict=True)) | row for key, row in rows.items()]
+    return sorted(table, key=lambda row: -row["seconds"])

@@ -1,4 +1,4 @@
-"""A simulated run on a device: the rank that needs the most memory, and its step."""
+"""Evaluate a simulated run on a device: memory, step time, and a table for JSON."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mqo.scale.memory import CONTEXT
 from mqo.simulate.facts import RankFacts
 from mqo.simulate.roofline import Roofline
 
-# What no simulation sees. CONTEXT is the allowance for it.
+# Memory that a simulation does not include. CONTEXT is the reserve for it.
 UNSEEN = "for CUDA's context, NCCL's and cuBLAS's buffers"
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """The simulated ranks of a run, on GPUs of a name; `imbalance` is its experts' input."""
+    """The simulated ranks of a run on a device; `imbalance` is the experts' share of tokens."""
 
     config: RunConfig
     device: str
@@ -32,12 +32,12 @@ class Simulation:
 
     @property
     def slowest(self) -> RankFacts:
-        """Return the rank whose kernels take longest."""
+        """Return the rank with the slowest kernels."""
         return max(self.ranks, key=lambda rank: self.roofline(rank).computing)
 
     @property
     def need(self) -> int:
-        """Return the bytes that the worst rank needs, with the reserve."""
+        """Return the bytes that the worst rank needs, including the reserve."""
         return needed(self.worst) + CONTEXT
 
     @property
@@ -47,26 +47,26 @@ class Simulation:
 
     @property
     def fits(self) -> bool:
-        """Return whether the worst rank has room."""
+        """Return whether the worst rank fits."""
         return self.need <= self.room
 
     def roofline(self, rank: RankFacts) -> Roofline:
-        """Return a rank's least time for a step."""
-        return Roofline.of(rank, device(self.device))
+        """Return the roofline of a rank."""
+        return Roofline.for_rank(rank, device(self.device))
 
     def as_table(self) -> dict[str, Any]:
-        """Return all of it, for JSON."""
-        of, asked = self.config.experiment, self.config.quantization
+        """Return the table for JSON."""
+        experiment, quantization = self.config.experiment, self.config.quantization
         bound = self.roofline(self.slowest)
         return {
-            "model": of.model_name,
-            "mode": asked.name,
-            "training": of.training.name,
-            "dtype": of.dtype,
+            "model": experiment.model_name,
+            "mode": quantization.name,
+            "training": experiment.training.name,
+            "dtype": experiment.dtype,
             "device": self.device,
             "gpus": self.config.placement.cluster.processes,
             "layout": self.layout,
-            "flags": [*self.config.placement.layout, *of.extra_flags],
+            "flags": [*self.config.placement.layout, *experiment.extra_flags],
             "imbalance": self.imbalance,
             "fits": self.fits,
             "need": self.need,
@@ -89,9 +89,11 @@ class Simulation:
 
 
 def _rank_table(rank: RankFacts) -> dict[str, Any]:
-    """Return a rank's facts, with its steps combined into one of the run."""
+    """Return a rank's facts, with its steps combined into one step of the run."""
     works = [work.model_dump() | {"calls": calls} for work, calls in rank.works().items()]
-    exchanges = [one.model_dump() | {"calls": calls} for one, calls in rank.exchanges().items()]
+    exchanges = [
+        exchange.model_dump() | {"calls": calls} for exchange, calls in rank.exchanges().items()
+    ]
     facts = rank.model_dump(exclude={"steps"})
     return facts | {
         "micro_batches": rank.micro_batches,
@@ -102,5 +104,5 @@ def _rank_table(rank: RankFacts) -> dict[str, Any]:
 
 
 def needed(rank: RankFacts) -> int:
-    """Return the most bytes that a rank's tensors take, while it is set up, too."""
+    """Return the peak bytes of a rank's tensors, including set-up."""
     return max(rank.setup_peak, *rank.step_peaks)

@@ -1,7 +1,6 @@
-"""The least time that a step takes on a device, from what it computes, moves and exchanges.
+"""Estimate the least time of a step on a device from its FLOPs, bytes and exchanges.
 
-An estimate: every operation takes the longer of two times at the device's peak rates, that of its
-FLOPs and that of its bytes.
+Each operation takes the longer of two times at the device's peak rates: its FLOPs and its bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from mqo.scale.devices import Device
 from mqo.simulate.facts import Exchange, RankFacts, Work
 
 GIGA, TERA = 1e9, 1e12
-# upstream's descriptions of its groups, as they begin -> the parallelism. The first that fits.
+# {prefix of upstream's description of a group: parallelism}; the first match counts.
 _GROUPS = {
     "TENSOR_MODEL": "TP",
     "CONTEXT": "CP",
@@ -32,17 +31,17 @@ OTHER = "all ranks"
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some of a step's work: how often, FLOPs, bytes, and seconds at peak rates."""
+class Cost:
+    """The cost of part of a step: calls, FLOPs, bytes, and seconds at peak rates."""
 
     calls: float = 0
     flops: float = 0
     size: float = 0
     seconds: float = 0
 
-    def __add__(self, other: Part) -> Part:
-        """Return both."""
-        return Part(
+    def __add__(self, other: Cost) -> Cost:
+        """Return the sum."""
+        return Cost(
             self.calls + other.calls,
             self.flops + other.flops,
             self.size + other.size,
@@ -52,33 +51,32 @@ class Part:
 
 @dataclass(frozen=True)
 class Roofline:
-    """A rank's step: products, all other kernels, exchanges by (parallelism, operation).
+    """The cost of a rank's step: products, other kernels, exchanges by (parallelism, operation).
 
-    `bubble` is the part of the computing that the pipeline's stages wait for one another, in
-    addition.
+    `bubble` is the time that pipeline stages wait for each other, relative to the computing time.
     """
 
-    products: Part
-    others: Part
-    exchanges: dict[tuple[str, str], Part]
+    products: Cost
+    others: Cost
+    exchanges: dict[tuple[str, str], Cost]
     bubble: float
 
     @classmethod
-    def of(cls, rank: RankFacts, device: Device) -> Roofline:
-        """Return a rank's."""
-        products, others = Part(), Part()
+    def for_rank(cls, rank: RankFacts, device: Device) -> Roofline:
+        """Return the roofline of a rank on a device."""
+        products, others = Cost(), Cost()
         for work, calls in rank.works().items():
-            part = Part(calls, work.flops * calls, work.size * calls, calls * seconds(work, device))
+            cost = Cost(calls, work.flops * calls, work.size * calls, calls * seconds(work, device))
             products, others = (
-                (products + part, others) if work.flops else (products, others + part)
+                (products + cost, others) if work.flops else (products, others + cost)
             )
-        found: dict[tuple[str, str], Part] = {}
+        exchanges: dict[tuple[str, str], Cost] = {}
         for exchange, calls in rank.exchanges().items():
             key = (parallelism(exchange.group), exchange.operation)
-            part = Part(calls, 0, exchange.wire * calls, calls * wire_seconds(exchange, device))
-            found[key] = found.get(key, Part()) + part
+            cost = Cost(calls, 0, exchange.wire * calls, calls * wire_seconds(exchange, device))
+            exchanges[key] = exchanges.get(key, Cost()) + cost
         bubble = (rank.stages - 1) / (rank.chunks * max(1, rank.micro_batches))
-        return cls(products, others, found, bubble)
+        return cls(products, others, exchanges, bubble)
 
     @property
     def computing(self) -> float:
@@ -88,25 +86,25 @@ class Roofline:
     @property
     def exchanging(self) -> float:
         """Return the seconds of all exchanges, one after another."""
-        return sum(part.seconds for part in self.exchanges.values())
+        return sum(cost.seconds for cost in self.exchanges.values())
 
     @property
     def overlapped(self) -> float:
-        """Return the seconds of a step that overlaps both completely."""
+        """Return the seconds of a step with complete overlap of computing and exchanges."""
         return max(self.computing * (1 + self.bubble), self.exchanging)
 
     @property
     def serial(self) -> float:
-        """Return the seconds of a step that hides nothing."""
+        """Return the seconds of a step without overlap."""
         return self.computing * (1 + self.bubble) + self.exchanging
 
     @property
     def bound(self) -> str:
-        """Return what takes the most of it."""
+        """Return the name of what takes the most time."""
         waiting = self.computing * self.bubble
         parts = {
             "matrix products": self.products.seconds,
-            "memory bandwidth, of the kernels beside matrix products": self.others.seconds,
+            "memory bandwidth, in kernels other than matrix products": self.others.seconds,
             "communication": self.exchanging,
             "the pipeline's bubble": waiting,
         }
@@ -114,20 +112,20 @@ class Roofline:
 
 
 def parallelism(group: str) -> str:
-    """Return which parallelism a group of upstream's serves."""
+    """Return the parallelism that an upstream group serves."""
     return next((name for start, name in _GROUPS.items() if group.startswith(start)), OTHER)
 
 
 def seconds(work: Work, device: Device) -> float:
-    """Return the longer of an operation's two times."""
+    """Return the seconds of an operation: the longer of its two times."""
     flops = work.flops * (1 - work.masked) / (device.bf16_tflops * TERA)
     return max(flops, work.size / (device.memory_gbs * GIGA))
 
 
 def wire_seconds(exchange: Exchange, device: Device) -> float:
-    """Return the seconds that a rank sends, by a ring.
+    """Return the seconds that a rank sends in a ring.
 
-    Between nodes, all adapters of the group's GPUs in a node work at once.
+    Between nodes, the network adapters of all GPUs of a node work at once.
     """
     rate = device.link_gbs
     if exchange.nodes > 1:

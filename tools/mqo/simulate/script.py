@@ -1,4 +1,4 @@
-"""Reads what a training script asks of the launcher, without running it."""
+"""Read the launcher's arguments in a training script, without running it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 from mqo.errors import MqoError
 from mqo.untrusted import UntrustedFileError, read_text
 
-# {the launcher's command lines: whether it is the one for attention}
+# {command line of the launcher: whether it is the one for attention}
 FRONT_ENDS = {"train_config.py": False, "flash_attention_config.py": True}
 _PASSED_ON = {"$@", "${@}"}
 
 
 def arguments(script: Path) -> tuple[list[str], bool]:
-    """Return the launcher's words in a script, and whether its front end is attention's.
+    """Return the launcher's arguments in a script, and whether it uses attention's front end.
 
-    A script that is a front end has no words.
+    A script that is itself a front end has no arguments.
 
     Raises:
-        MqoError: there is no such file, or no line of it starts the launcher with plain words.
+        MqoError: there is no such file, or no line starts the launcher with plain words.
     """
     if script.name in FRONT_ENDS:
         return [], FRONT_ENDS[script.name]
@@ -38,16 +38,16 @@ def arguments(script: Path) -> tuple[list[str], bool]:
         for at, word in enumerate(words):
             name = word.rpartition("/")[2]
             if name in FRONT_ENDS:
-                own = [one for one in words[at + 1 :] if one not in _PASSED_ON]
-                if strange := [one for one in own if "$" in one or "`" in one]:
-                    raise _unreadable(script, f"takes {strange[0]} from the shell")
+                own = [argument for argument in words[at + 1 :] if argument not in _PASSED_ON]
+                if strange := [argument for argument in own if "$" in argument or "`" in argument]:
+                    raise _unreadable(script, f"uses {strange[0]} of the shell")
                 return own, FRONT_ENDS[name]
-    raise _unreadable(script, "starts no launcher")
+    raise _unreadable(script, "does not start a launcher")
 
 
 def _unreadable(script: Path, why: str) -> MqoError:
     return MqoError(
         f"{script} {why}",
         expected="a script that calls train_config.py or flash_attention_config.py with plain "
-        "words, as script/ has them; or one of these two, followed by its options",
+        "words, as in script/; or one of these two, followed by its options",
     )

@@ -153,7 +153,7 @@ def test_so_is_that_of_hifp8_with_a_scale_of_the_tensor(options):
 @pytest.mark.parametrize("backend", ["flash", "fused"])
 def test_a_kernel_that_is_demanded_and_impossible_is_an_error_with_the_reason(backend):
     layer = Layer(backend)
-    with pytest.raises(FusedAttentionError, match=rf"layer 3 .*to mxfp8.*-backend {backend} "):
+    with pytest.raises(FusedAttentionError, match=rf"layer 3 .*to mxfp8.*-backend {backend}\. "):
         path(layer, MXFP8, *tensors(), None)
     layer.mqo_layer = "decoder.layers.2.self_attention.core_attention"
     layer.softmax_offset = torch.zeros(2)

@@ -259,7 +259,7 @@ def test_a_nan_is_found_where_it_comes_from(operands, options):
     options("[run]\ncheck_nan = true\n")
     query, key, value = (t.detach() for t in operands(LENGTH, LENGTH))
     query[70] = torch.nan
-    with pytest.raises(Exception, match="probs of pv, layer unlabeled"):
+    with pytest.raises(Exception, match=r"probs .*pv.*unlabeled"):
         chunked(Layer(), ("none", "mxfp8"), query, key, value)
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mqo.megatron.attention.chunks import BUDGET, Plan, Span, Visible
+from mqo.megatron.attention.chunks import BUDGET, ChunkPlan, Span, Visible
 
 numbers = st.integers(1, 3000)
 
@@ -20,7 +20,7 @@ def plans(draw):
     spans = [Span(0, cut, early)] if cut else []
     late = keys - queries + cut
     first = draw(st.integers(0, late))
-    return Plan(
+    return ChunkPlan(
         matrices=draw(st.integers(1, 20)),
         repeats=draw(st.integers(1, 8)),
         queries=queries,
@@ -41,7 +41,7 @@ def test_every_query_of_every_matrix_is_in_one_chunk_with_all_that_it_sees(plan,
         first_sees = span.position + chunk.start - span.start + 1
         last_sees = first_sees + chunk.stop - chunk.start - 1
         assert last_sees <= chunk.high <= plan.keys
-        assert chunk.behind == max(0, chunk.high - first_sees)
+        assert chunk.later == max(0, chunk.high - first_sees)
         assert chunk.low + chunk.before == span.first
         assert chunk.high % plan.block == 0 or chunk.high == plan.keys
         assert chunk.low % plan.block == 0
@@ -66,5 +66,5 @@ def test_a_chunk_takes_no_more_than_the_budget_or_the_fewest_queries_of_one_matr
 )
 def test_a_causal_chunk_reads_up_to_the_end_of_a_block_that_it_ends_in(keys, seen, monkeypatch):
     monkeypatch.setitem(BUDGET, "cpu", 32 * keys)
-    plan = Plan(1, 1, keys, keys, Visible((Span(0, keys, 0),)), 64, "cpu")
+    plan = ChunkPlan(1, 1, keys, keys, Visible((Span(0, keys, 0),)), 64, "cpu")
     assert sorted({chunk.high for chunk in plan.chunks()}) == seen

@@ -85,9 +85,13 @@ def test_the_device_is_asked_once_for_all_layers():
 @pytest.mark.parametrize(
     ("packed", "layer", "why"),
     [
-        (packed_of(cu_seqlens_kv=torch.tensor([0, 150])), Layer(), "not packed as the queries"),
+        (
+            packed_of(cu_seqlens_kv=torch.tensor([0, 150])),
+            Layer(),
+            "packed differently",
+        ),
         (packed_of(qkv_format="sbhd"), Layer(), "valid: thd"),
-        (packed_of(), Layer("unfused"), "unfused was asked for"),
+        (packed_of(), Layer("unfused"), "unfused"),
         (packed_of(), Layer(dropout=0.5), "--attention-dropout"),
     ],
 )
@@ -101,5 +105,9 @@ def test_ranks_of_the_context_are_refused(operands):
     query, key, _ = (t[:, 0] for t in operands(LENGTH, LENGTH))
     layer = Layer()
     layer.mqo_part = (0, 2)
-    with pytest.raises(FusedAttentionError, match="--context-parallel-size 1"):
+    with pytest.raises(FusedAttentionError) as error:
         without_scores(layer, {"qk": "none", "pv": "none"}, query, key, None, packed_of())
+    assert str(error.value) == (
+        "attention layer 3: packed sequences do not support context parallelism. Expected: "
+        "--context-parallel-size 1"
+    )

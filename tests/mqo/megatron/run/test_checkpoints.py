@@ -82,7 +82,7 @@ def test_one_beyond_the_tracker_was_not_saved_to_its_end(folder):
 
 def test_one_that_is_gone_is_damaged(folder):
     made = folder(2, tracker="4")
-    with pytest.raises(CheckpointError, match=r"iteration 4 is damaged \(it is not there\)"):
+    with pytest.raises(CheckpointError, match=r"iteration 4 .*not exist"):
         choose(made, checkpoints.fault)
 
 
@@ -96,7 +96,7 @@ def test_an_unreadable_tracker_is_rewritten(folder, text):
 
 
 def test_none_whole_is_an_error(folder):
-    with pytest.raises(CheckpointError, match=r"no whole one before it.*--ckpt-step N"):
+    with pytest.raises(CheckpointError, match=r"before it.*--ckpt-step N"):
         choose(folder(2, 4), damaged(2, 4))
 
 
@@ -111,7 +111,7 @@ def test_the_step_is_put_where_upstream_reads_it(folder, monkeypatch, capsys):
     before_load(args)
     assert args.ckpt_step == 2
     said = (
-        "mqo: the checkpoint of iteration 4 is damaged (a hash is off); going on from iteration 2"
+        "mqo: the checkpoint of iteration 4 is damaged (a hash is off); resuming from iteration 2"
     )
     assert capsys.readouterr().out == said + "\n"
 
@@ -160,8 +160,8 @@ def test_the_newest_whole_one_is_taken_and_the_tracker_is_written(untracked, mon
     assert args.ckpt_step == 4
     assert (made / checkpoints.TRACKER).read_text() == "4"
     said = capsys.readouterr().out
-    assert f"{made} holds checkpoints (2, 4, 6) and no {checkpoints.TRACKER}" in said
-    assert "going on from iteration 4" in said
+    assert f"{made} has checkpoints (2, 4, 6) and no {checkpoints.TRACKER}" in said
+    assert "from iteration 4" in said
     assert left(made) == [2, 4, 6]
 
 
@@ -186,14 +186,14 @@ def test_a_run_does_not_fall_back_to_the_pretrained_model_beside_its_own(untrack
 @pytest.mark.parametrize("verify", [True, False])
 def test_where_none_is_known_to_be_whole_the_run_is_refused(untracked, verify):
     made = untracked(2, 4)  # without hashes
-    with pytest.raises(CheckpointError, match=r"\(2, 4\) and no latest.*--ckpt-step N"):
+    with pytest.raises(CheckpointError, match=rf"\(2, 4\).*{checkpoints.TRACKER}.*--ckpt-step N"):
         before_load(arguments(made, verify_integrity=verify))
     assert left(made) == [2, 4]
 
 
 def test_a_release_without_a_tracker_is_refused(tmp_path):
     (tmp_path / "release").mkdir()
-    with pytest.raises(CheckpointError, match=r"\(release\) and no latest"):
+    with pytest.raises(CheckpointError, match=rf"\(release\).*{checkpoints.TRACKER}"):
         before_load(arguments(tmp_path))
 
 
@@ -202,7 +202,7 @@ def test_a_pretrained_model_without_a_tracker_is_refused(untracked, tmp_path, mo
     monkeypatch.setattr(checkpoints, "fault", damaged())
     args = arguments(tmp_path, pretrained_checkpoint=str(made))
     args.load = None
-    with pytest.raises(CheckpointError, match="theirs holds checkpoints"):
+    with pytest.raises(CheckpointError, match=rf"theirs .*\(2\).*{checkpoints.TRACKER}"):
         before_load(args)
 
 
@@ -241,7 +241,7 @@ def test_what_marks_the_first_save_goes_when_it_is_done(untracked):
 def test_a_mark_of_another_iteration_hides_none(untracked, content):
     made = untracked(2)
     (made / checkpoints.FIRST_SAVE).write_bytes(content)
-    with pytest.raises(CheckpointError, match="holds checkpoints"):
+    with pytest.raises(CheckpointError, match=rf"\(2\).*{checkpoints.TRACKER}"):
         before_load(arguments(made, verify_integrity=False))
 
 
@@ -249,7 +249,7 @@ def test_a_tracker_that_cannot_be_written_is_named(untracked, monkeypatch):
     made = untracked(2)
     monkeypatch.setattr(checkpoints, "fault", damaged())
     (made / f"{checkpoints.TRACKER}.new").mkdir()  # as a folder of another user, even for root
-    with pytest.raises(CheckpointError, match=r"txt cannot be written"):
+    with pytest.raises(CheckpointError, match=rf"{checkpoints.TRACKER} .*\(Is a directory\)"):
         before_load(arguments(made))
 
 
@@ -354,7 +354,7 @@ def test_a_manifest_of_absurd_size_is_not_read(folder):
 def test_a_malformed_manifest_of_another_folder_is_named(folder):
     checkpoint = folder(2) / "iter_0000002"
     (checkpoint / checkpoints.MANIFEST).write_text('{"files": []}')
-    with pytest.raises(CheckpointError, match=r"integrity\.json lists no files"):
+    with pytest.raises(CheckpointError, match=r"integrity\.json .*no files"):
         checkpoints.to_verify(Namespace(verify_integrity=True), str(checkpoint))
 
 

@@ -59,32 +59,35 @@ def test_the_step_and_the_last_finite_ones_are_named(run):
     with pytest.raises(DivergenceError) as error:
         end_if_diverged(machine(math.nan))
     text = str(error.value)
-    assert "NaN in the loss of rank 0 in step 3" in text
-    assert "step 1: loss 8.0000, gradient norm 0.5; step 2: loss 7.5000, gradient norm 0.25" in text
-    assert "--check-nan" in text
-    assert "--exclude" in text
+    assert text == (
+        "NaN in the loss of rank 0 in step 3, which was run again with the same result. The "
+        "last finite steps on record are step 1: loss 8.0000, gradient norm 0.5; step 2: loss "
+        "7.5000, gradient norm 0.25. No checkpoint was saved. A run with --check-nan names the "
+        "first layer. Try a lower --lr, a longer warm-up (--lr-warmup-fraction), --exclude for "
+        "the layer or another quantization type."
+    )
 
 
 def test_a_gradient_and_an_outcome_that_differs_are_told_apart(run):
     run()
     message = "found Inf in local grad norm for bucket #0"
-    with pytest.raises(DivergenceError, match=r"Inf in the gradient norm of rank 0.*hardware"):
+    with pytest.raises(DivergenceError, match=r"Inf .*gradient norm .*rank 0.*hardware"):
         end_if_diverged(machine(math.inf, message=message, reproduced=False))
 
 
 def test_every_rank_ends_where_another_one_saw_it(run, monkeypatch):
     run()
-    there = divergence.Seen(5, "loss", math.nan)
+    there = divergence.Rejected(5, "loss", math.nan)
     monkeypatch.setattr(divergence, "all_ranks", lambda here: [here, there, there])
     ends = machine(math.nan)
     ends.failed_validation_call = None
-    with pytest.raises(DivergenceError, match="NaN in the loss of rank 5 and 1 more in step 3"):
+    with pytest.raises(DivergenceError, match=r"NaN .*loss .*rank 5 .*1 .*step 3"):
         end_if_diverged(ends)
 
 
 def test_a_validation_loss_ends_the_run_where_it_is(run):
     run()
-    with pytest.raises(DivergenceError, match="Inf in the loss of rank 0 after step 2"):
+    with pytest.raises(DivergenceError, match=r"Inf .*loss .*rank 0 .*step 2"):
         check_finite_loss(-math.inf)
 
 
@@ -167,6 +170,6 @@ def test_a_first_step_is_looked_at_and_run_again(upstream, first, name):
         assert end_if_diverged(upstream) == (False, False, 0)
         assert len(losses) == 1
         return
-    with pytest.raises(DivergenceError, match=f"{name} in the loss.*same outcome"):
+    with pytest.raises(DivergenceError, match=f"{name} .*loss.*the same result"):
         end_if_diverged(upstream)
     assert len(losses) == 2

@@ -67,7 +67,7 @@ def test_weights_that_draw_are_kept_for_a_step(faults, kept):
     [
         ({"gradient_accumulation_fusion": True}, "--no-gradient-accumulation-fusion"),
         ({"add_bias_linear": True}, "--disable-bias-linear"),
-        ({"num_experts": 8, "moe_grouped_gemm": True}, "no --moe-grouped-gemm"),
+        ({"num_experts": 8, "moe_grouped_gemm": True}, "--moe-grouped-gemm"),
     ],
 )
 def test_what_an_older_release_would_leave_out_is_a_fault_there_alone(faults, changed, flag):

@@ -1,4 +1,3 @@
-import re
 from argparse import Namespace
 
 import pytest
@@ -28,16 +27,19 @@ ARGS = Namespace(curr_iteration=0)
 
 def test_sites_that_were_asked_for_and_never_ran_end_the_run_and_all_are_named(run):
     run(qk="mxfp8", dgrad="mxfp4")
-    with pytest.raises(GuardError, match="iteration 3") as caught:
+    with pytest.raises(GuardError, match=r"iteration 3\).*never ran") as caught:
         after_step(3)
-    for fault in ("qk: asked for mxfp8", "dgrad: asked for mxfp4"):
-        assert re.search(rf"{fault}[^;]*never ran", str(caught.value))
+    assert str(caught.value) == (
+        "the run does not quantize as its mode requires (iteration 3): "
+        "dgrad: its type is mxfp4, but its quantizer never ran; "
+        "qk: its type is mxfp8, but its quantizer never ran"
+    )
 
 
 def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
     run()
     quantized("pv", "hifp8", "probs", "value")
-    with pytest.raises(GuardError, match="pv: asked for none"):
+    with pytest.raises(GuardError, match=r"pv: .* none, .* hifp8"):
         after_step(1)
 
 
@@ -54,17 +56,13 @@ def test_a_run_is_held_to_the_rules_of_its_layers(run, quantized):
 
 
 @pytest.mark.parametrize(
-    ("layer", "ran", "fault"),
-    [
-        ("a", "mxfp8", "fprop: asked for none, but a ran as mxfp8"),
-        ("b", "mxfp8", "fprop: asked for mxfp4, but b ran as mxfp8"),
-        ("c", "mxfp4", "fprop: asked for mxfp8, but c ran as mxfp4"),
-    ],
+    ("layer", "ran", "due"),
+    [("a", "mxfp8", "none"), ("b", "mxfp8", "mxfp4"), ("c", "mxfp4", "mxfp8")],
 )
-def test_a_layer_beside_its_rule_ends_the_run(run, quantized, layer, ran, fault):
+def test_a_layer_beside_its_rule_ends_the_run(run, quantized, layer, ran, due):
     run(fprop="mxfp8", rest=RULES)
     quantized("fprop", ran, "x", "weight", layer=layer)
-    with pytest.raises(GuardError, match=fault):
+    with pytest.raises(GuardError, match=rf"fprop: .* {due}, .* {layer} .* {ran}"):
         after_step(1)
 
 
@@ -81,7 +79,7 @@ def test_a_run_is_held_to_the_rows_of_its_operands(run, quantized):
 def test_an_operand_beside_its_row_ends_the_run(run, quantized, operand, ran):
     run(wgrad="fp8_tensor", rest='[operands]\n"wgrad.x" = { quant_type = "none" }\n')
     quantized("wgrad", ran, operand)
-    with pytest.raises(GuardError, match=f"ran as {ran}"):
+    with pytest.raises(GuardError, match=f"wgrad: .* {ran}"):
         after_step(1)
 
 
@@ -138,8 +136,8 @@ def test_an_exclude_that_matches_no_layer_ends_the_run_before_its_first_step(run
     run(exclude=("proj",))
     before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
     run(exclude=("pro",))
-    guard._found = None
-    with pytest.raises(GuardError, match=r"before the first step.*'pro' matches no.*nearest.*proj"):
+    guard._labeled = None
+    with pytest.raises(GuardError, match=r"before the first step.*'pro' .*proj"):
         before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
 
 
@@ -214,14 +212,14 @@ def test_a_layer_that_bypasses_its_site_ends_the_run(run):
     run(fprop="mxfp8")
     net = Net()
     net.second.bypass = True
-    with pytest.raises(GuardError, match=r"iteration 1\): fprop: second ran, but not through this"):
+    with pytest.raises(GuardError, match=r"iteration 1\): fprop: second .*bypassed"):
         one_step(net)
 
 
 def test_a_weight_that_is_multiplied_beside_its_module_ends_the_run(run):
     run(fprop="mxfp8")
     net = Net()
-    with pytest.raises(GuardError, match="fprop: second ran, but not through this site"):
+    with pytest.raises(GuardError, match=r"fprop: second .*bypassed"):
         one_step(net, lambda x: net.first(x) @ net.second.weight)
 
 
@@ -238,7 +236,7 @@ def test_a_layer_that_is_never_used_is_said(run, capsys):
     net.spare = ColumnParallelLinear()
     one_step(net)
     assert capsys.readouterr().out == (
-        "mqo: not used in the first step, so not held to a type: spare\n"
+        "mqo: not used in the first step, so its type is not checked: spare\n"
     )
 
 
@@ -251,7 +249,7 @@ def test_the_hooks_are_gone_after_the_first_step_and_none_without_a_type(run):
     before_step([net], ARGS)
     assert hooks(net) == []
     run(fprop="mxfp8")
-    guard._found = None
+    guard._labeled = None
     before_step([net], ARGS)
     assert len(hooks(net)) == 2
     net(torch.ones(4, 32)).sum().backward()
@@ -291,14 +289,14 @@ def test_the_first_step_of_a_later_type_is_checked_too(run):
     net = Net()
     net.second.bypass = True
     steps(net, 0, 1)
-    with pytest.raises(GuardError, match=r"iteration 3\): fprop: second ran, but not through"):
+    with pytest.raises(GuardError, match=r"iteration 3\): fprop: second .*bypassed"):
         steps(net, 2, 2)
     set_step(0)
 
 
 def test_a_schedule_that_begins_otherwise_than_the_source_ends_the_run(run):
     run(fprop="mxfp4", schedule=SWITCH)
-    with pytest.raises(GuardError, match=r"fprop begins with mxfp8, but the source says mxfp4"):
+    with pytest.raises(GuardError, match=r"fprop .* mxfp8, .* mxfp4"):
         steps(Net(), 0, 0)
     set_step(0)
 
@@ -342,7 +340,7 @@ def test_a_resumed_run_says_that_its_rules_are_in_another_order(run, capsys):
         note_checkpoint(args)
     assert written[0][0] == []
     assert written[0][1].mqo_operands != written[1][1].mqo_operands
-    assert any("rules was" in text for text in written[1][0])
+    assert any(text.startswith("rules ") for text in written[1][0])
 
 
 def test_a_checkpoint_that_says_nothing_of_types_is_no_matter(run, capsys):
@@ -359,7 +357,7 @@ def test_a_frozen_layer_ends_the_run_before_its_first_step(run):
     run(fprop="mxfp8")
     net = Net()
     net.first.weight.requires_grad_(False)
-    with pytest.raises(GuardError, match=r"before the first step.*first .* is frozen"):
+    with pytest.raises(GuardError, match=r"before the first step.*first .*--freeze-all-layers"):
         before_step([net], ARGS)
 
 
@@ -388,7 +386,7 @@ def test_grouped_experts_without_sites_end_the_run_before_the_model(run, monkeyp
     run(fprop="mxfp8")
     before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
     monkeypatch.setattr(setup, "_groups_with_sites", lambda implementation: False)
-    with pytest.raises(GuardError, match=r"before the model.*--moe-grouped-gemm: grouped experts"):
+    with pytest.raises(GuardError, match=r"before the model.*--moe-grouped-gemm: "):
         before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
     before_model(Namespace(num_experts=None, moe_grouped_gemm=True))
 
@@ -418,7 +416,7 @@ def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
             ranks.append(SiteCoverage(missed=missed))
 
     monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
-    with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj ran, but not through"):
+    with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj .*bypassed"):
         one_step(Net())
 
 
@@ -433,14 +431,14 @@ def test_a_shard_that_cuts_a_block_ends_the_run_before_its_first_step(run, quant
     if not refused:
         before_step([net], ARGS)
         return
-    with pytest.raises(GuardError, match=r"before the first step.*48 of the 96 elements.*first"):
+    with pytest.raises(GuardError, match=r"before the first step.* 48 .* 96 .*first"):
         before_step([net], ARGS)
 
 
 def test_two_quantizers_of_one_gemm_end_the_run(run):
     run(fprop="mxfp8", qk="none")
     guard.check_alone([])
-    with pytest.raises(GuardError, match=r"1 layers.*fc1 among.*fprop as mxfp8: .*bf16, which"):
+    with pytest.raises(GuardError, match=r"1 layers.*fc1, .*fprop as mxfp8: .*-quantization bf16"):
         guard.check_alone(["decoder.layers.0.mlp.linear_fc1"])
     run(fprop="none")
     guard.check_alone(["decoder.layers.0.mlp.linear_fc1"])
@@ -454,7 +452,7 @@ def test_a_type_that_a_schedule_brings_later_cuts_as_well(run):
 def test_a_chunk_of_the_context_that_cuts_a_block_ends_the_run(run):
     run(wgrad="mxfp4")
     args = Namespace(curr_iteration=0, context_parallel_size=2, seq_length=64, micro_batch_size=1)
-    with pytest.raises(GuardError, match="chunk of a micro-batch has 16 tokens"):
+    with pytest.raises(GuardError, match=" 16 tokens"):
         before_step([Net()], args)
     assert read_chunk_tokens(ARGS) == 0
 
@@ -476,7 +474,7 @@ def identity(monkeypatch):
 
 def test_an_identity_in_the_quantizers_place_ends_the_run(run, identity):
     run(fprop="mxfp8")
-    with pytest.raises(GuardError, match=r"iteration 1\): fprop: ran as mxfp8.*changed no value"):
+    with pytest.raises(GuardError, match=r"iteration 1\): fprop: .* mxfp8, .*changed no"):
         one_step(Net())
 
 
@@ -490,7 +488,7 @@ def test_it_ends_the_run_at_its_first_measured_step(run, identity):
     after_step(3)
     before_step([net], Namespace(curr_iteration=3))
     net(torch.ones(4, 32)).sum().backward()
-    with pytest.raises(GuardError, match=r"iteration 4\).*changed no value"):
+    with pytest.raises(GuardError, match=r"iteration 4\).*changed no"):
         after_step(4)
 
 
@@ -516,7 +514,7 @@ def test_noise_on_another_rank_is_enough(run, identity, one_rank, monkeypatch):
 def test_at_the_end_all_that_was_measured_counts(run):
     run(fprop="mxfp8", schedule='fprop = "mxfp8 until 9, then none"')
     idle = [QuantRecord("fprop", "a", op, "mxfp8", 2, 2, 1.0, 0.0) for op in ("x", "weight")]
-    with pytest.raises(GuardError, match=r"at the end.*fprop: ran as mxfp8.*changed no value"):
+    with pytest.raises(GuardError, match=r"at the end.*fprop: .* mxfp8, .*changed no"):
         guard.check_all(idle)
 
 
@@ -549,9 +547,9 @@ def test_a_validation_without_a_step_is_held_to_the_forward_types(run, asked):
 @pytest.mark.parametrize(
     ("asked", "text"),
     [
-        ({}, "fprop: asked for none, but first ran as mxfp8"),
-        ({"fprop": "none", "schedule": 'fprop = "none until 4, then mxfp8"'}, "second ran, but"),
-        ({"fprop": "mxfp8", "wgrad": "mxfp8"}, "second ran, but not through"),
+        ({}, "fprop: .* none, .* first .* mxfp8"),
+        ({"fprop": "none", "schedule": 'fprop = "none until 4, then mxfp8"'}, "second .*bypassed"),
+        ({"fprop": "mxfp8", "wgrad": "mxfp8"}, "second .*bypassed"),
     ],
 )
 def test_a_validation_that_bypasses_a_site_ends_the_run(run, asked, text):
@@ -567,7 +565,7 @@ def test_a_process_that_trained_nothing_though_steps_were_left_is_held_to_all_si
     """As by a trainer that calls no hook."""
     run(fprop="mxfp8")
     before_model(Namespace(iteration=2, train_iters=4))
-    with pytest.raises(GuardError, match="fprop: asked for mxfp8, but its quantizer never ran"):
+    with pytest.raises(GuardError, match=r"fprop: .* mxfp8, .*never ran"):
         guard.check_all(guard.gather())
 
 
@@ -599,5 +597,5 @@ def test_a_validation_draws_as_after_the_last_step(run, monkeypatch):
 def test_a_validation_of_another_types_checkpoint_ends_the_run(run):
     run(fprop="mxfp8")
     note_checkpoint(Namespace(mqo_types={"fprop": "mxfp4"}))
-    with pytest.raises(CheckpointError, match=r"fprop was mxfp4 .* is mxfp8"):
+    with pytest.raises(CheckpointError, match=r"fprop .* mxfp4 .* mxfp8"):
         validate(Net(), Namespace(train_iters=4))

@@ -57,7 +57,7 @@ def test_the_state_of_another_iteration_is_not_this_ones(folder):
 
 def test_interleaved_chunks_are_refused(folder):
     args = of(folder("some", 4, states=[4]))
-    with pytest.raises(CheckpointError, match=r"interleaved.*virtual-pipeline"):
+    with pytest.raises(CheckpointError, match="--num-layers-per-virtual-pipeline-stage"):
         modelopt.restore([Linear(2, 2), Linear(2, 2)], args)
 
 
@@ -65,7 +65,7 @@ def test_a_state_that_would_run_something_is_refused(folder):
     args = of(folder("some", 4, states=[4]))
     # A pickle that says os.system.
     (checkpoints.newest(args) / modelopt.STATE / ".metadata").write_bytes(b"cos\nsystem\n.")
-    with pytest.raises(CheckpointError, match=r"would have os\.system run"):
+    with pytest.raises(CheckpointError, match=r"would run os\.system"):
         modelopt.restore([Linear(2, 2)], args)
 
 

@@ -28,7 +28,7 @@ def test_the_layer_whose_output_is_first_is_named():
         net.second.weight[0, 0] = math.nan
     watch([net])
     set_step(6)
-    found = r"NaN in the output of decoder\.layers\.0\.mlp\.linear_fc1, in iteration 7"
+    found = r"NaN .*output of decoder\.layers\.0\.mlp\.linear_fc1, .* 7"
     with pytest.raises(FiniteError, match=found):
         net(torch.ones(2, 32))
     set_step(0)
@@ -38,7 +38,7 @@ def test_an_infinite_gradient_is_named_where_it_comes_back_to():
     net = Net()
     watch([net])
     out = net(torch.ones(2, 32))
-    with pytest.raises(FiniteError, match="Inf in the gradient of third's output"):
+    with pytest.raises(FiniteError, match=r"Inf .*gradient of third"):
         out.backward(torch.full_like(out, math.inf))
 
 
@@ -56,9 +56,9 @@ def test_a_site_is_named_with_its_operand(tmp_path, monkeypatch):
     config.reset()
     # 65504 becomes 65536, which float16 does not hold.
     x = torch.full((32,), 65504.0, dtype=torch.float16)
-    with pytest.raises(FiniteError, match="Inf in x of fprop as mxfp8, layer unlabeled"):
+    with pytest.raises(FiniteError, match=r"Inf .*x .*fprop .*mxfp8.*unlabeled"):
         gemm_operands("fprop", "mxfp8", None).lhs(x)
-    with pytest.raises(FiniteError, match="NaN in key of qk, layer unlabeled"):
+    with pytest.raises(FiniteError, match=r"NaN .*key .*qk.*unlabeled"):
         gemm_operands("qk", "mxfp8", None).rhs(x * math.nan)
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE)
     config.reset()

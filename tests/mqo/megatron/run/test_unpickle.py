@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import random
+import re
 import resource
 import subprocess
 import tarfile
@@ -128,7 +129,7 @@ def test_a_metadata_file_that_names_a_command_is_refused_and_runs_nothing(
 def test_the_refusal_names_the_file_and_what_it_wanted(folder, marker):
     made = folder()
     (made / ".metadata").write_bytes(pickle.dumps(Command(marker)))
-    with pytest.raises(CheckpointError, match=rf"{made}/\.metadata would have \w+\.system run"):
+    with pytest.raises(CheckpointError, match=rf"{made}/\.metadata would run \w+\.system"):
         resume(made)
 
 
@@ -429,13 +430,13 @@ def old_form():
 HEX = b"".join([b"c_codecs\nencode\n("] * 40 + [b"X\x01\0\0\0a"] + [b"X\x03\0\0\0hextR"] * 40)
 SHARDS = {  # entry, changes of its place, words of the refusal
     "a bomb": (lambda: archive(torch.zeros(1 << 24), zipfile.ZIP_DEFLATED), {}, "expands to"),
-    "an older form": (old_form, {}, "not an archive"),
-    "no archive": (lambda: b"x" * 1000, {}, "not an archive"),
+    "an older form": (old_form, {}, "that torch.save did not"),
+    "no archive": (lambda: b"x" * 1000, {}, "that torch.save did not"),
     "a cut shard": (lambda: archive(STATE["weight"]), {"length": 10**9}, "are expected"),
-    "a negative place": (lambda: archive(STATE["weight"]), {"offset": -1}, "an entry at"),
+    "a negative place": (lambda: archive(STATE["weight"]), {"offset": -1}, r"\(-1, "),
     "another form": (
         *(lambda: archive(STATE["weight"]), {"transform_descriptors": ["stream.zstd"]}),
-        "an entry in the form",
+        r"stream\.zstd",
     ),
     "bytes of a length": (lambda: archive(Call(bytearray, 10**9)), {}, "is damaged"),
     "a long pickle": (
@@ -505,7 +506,7 @@ def test_a_metadata_file_names_only_files_of_its_folder(folder, name):
     first = next(iter(known.storage_data))
     known.storage_data[first] = dataclasses.replace(known.storage_data[first], relative_path=name)
     (made / ".metadata").write_bytes(pickle.dumps(known))
-    with pytest.raises(CheckpointError, match="outside"):
+    with pytest.raises(CheckpointError, match=re.escape(f" {name}, ")):
         resume(made)
 
 

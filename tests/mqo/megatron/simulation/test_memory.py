@@ -72,8 +72,8 @@ def test_what_is_recomputed_is_no_activation():
     with watch:
         step(memory, lambda w: checkpoint(lambda x: x.exp().exp(), w, use_reentrant=True))
     kept = [row for row in memory.between(0, memory._clock).rows if row[3] == "activations"]
-    assert all(row[4].origin == "forward" for row in kept)
-    assert any(row[4].origin == "backward" for row in memory.between(0, memory._clock).rows)
+    assert all(row[4].phase == "forward" for row in kept)
+    assert any(row[4].phase == "backward" for row in memory.between(0, memory._clock).rows)
 
 
 def test_a_named_tensor_keeps_its_name():

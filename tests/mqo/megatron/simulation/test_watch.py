@@ -29,7 +29,7 @@ def calls(function):
 
     def observe(call):
         name = call.func.overloadpacket.__name__ if call.func else call.args[0]
-        seen.append((name, *call.place, call.backward, call.recomputed))
+        seen.append((name, *call.origin, call.backward, call.recomputed))
 
     watch = Watch(observe)
     with watch:

@@ -13,7 +13,7 @@ def counted(function, tags=None):
     works = Works(tags or Tags())
     with Watch(works):
         function()
-    return works.found
+    return works.counts
 
 
 def products(found):

@@ -299,7 +299,7 @@ def test_no_weight_of_the_step_before_is_multiplied(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "more", "text"),
     [
-        ("Linear", {"bias": True}, "has a bias"),
+        ("Linear", {"bias": True}, "a bias"),
         ("Linear", {"bias": False, "fuse_wgrad_accumulation": True}, "would be lost"),
         ("LayerNormMLP", {"bias": False}, "several GEMMs"),
         ("GroupedLinear", {"bias": False}, "several GEMMs"),
@@ -337,7 +337,7 @@ def test_a_copied_layer_has_its_own_weights(tmp_path):
 def test_a_layer_without_a_name_is_refused(tmp_path):
     options(tmp_path, all_gemms("mxfp8"))
     made = te.Linear(WIDE, TALL, bias=False, params_dtype=torch.float32, device="cpu")
-    with pytest.raises(EngineError, match="label_layers and attach"):
+    with pytest.raises(EngineError, match="label_layers"):
         run(made, inputs())
 
 
@@ -345,7 +345,7 @@ def test_an_unknown_release_is_refused(tmp_path, monkeypatch):
     options(tmp_path, all_gemms("mxfp8"))
     made = layer("Linear", bias=False)
     monkeypatch.setattr("transformer_engine.__version__", "9.9")
-    with pytest.raises(EngineError, match=r"9\.9 is installed; known are its releases 2\.10 to"):
+    with pytest.raises(EngineError, match=r" 9\.9 .* 2\.10 "):
         run(made, inputs())
 
 
@@ -425,7 +425,7 @@ def test_a_foreign_state_runs_nothing(tmp_path, monkeypatch):
     made = te.Linear(WIDE, TALL, bias=False, params_dtype=torch.float32, device="cpu")
     monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")
     protect_states(made, Namespace())
-    with pytest.raises(CheckpointError, match=r"would have \S+system run"):
+    with pytest.raises(CheckpointError, match=r"would run \S+system"):
         made.load_state_dict(made.state_dict() | {"_extra_state": bomb(tmp_path / "ran")})
     assert not (tmp_path / "ran").exists()
 

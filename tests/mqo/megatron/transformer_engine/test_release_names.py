@@ -22,6 +22,16 @@ def test_others_are_refused_with_the_range(version):
         releases.check_release(version)
 
 
+def test_the_refusal_names_the_releases_and_the_alternative():
+    with pytest.raises(releases.EngineError) as error:
+        releases.check_release("3.0")
+    assert str(error.value) == (
+        "Transformer Engine 3.0 is installed; supported releases are 2.10 to 2.20. Expected: one "
+        "of these, or --transformer-impl local, whose layers quantize the same operands to the "
+        "same bits"
+    )
+
+
 def test_plain_tensors_are_multiplied_from_2_19_on():
     known = ["2.10.0", "2.18.1", "2.19.0", "2.20.2"]
     assert list(map(releases.multiplies_plain_tensors, known)) == [False, False, True, True]

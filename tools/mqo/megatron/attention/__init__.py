@@ -1,1 +1,1 @@
-"""Attention without the s x s scores, for the layers and quant types that can do without them."""
+"""Attention that never stores the s x s scores, for supported layers and quant types."""

@@ -1,6 +1,6 @@
-"""Chooses how a DotProductAttention computes, by --attention-backend and by what is supported.
+"""Choose the path of a DotProductAttention from --attention-backend and what is supported.
 
-Its patched `forward` calls this with the layer, of which only attributes are read.
+Its patched `forward` calls this module with the layer, which is only read.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ from mqo.quant.formats import NONE
 from mqo.quant.labels import LABEL, UNLABELED, is_exempt
 from mqo.quant.spec import QuantSpec
 
-# --attention-backend: flash and fused want a fused kernel, unfused and local upstream's own path;
-# auto, and a release without the option, takes a path without the scores where it can.
+# --attention-backend: flash and fused require a fused kernel, unfused and local upstream's path.
+# With auto, and in a release without the option, a path without the scores is used if possible.
 DEMANDED = ("flash", "fused")
 REFUSED = ("unfused", "local")
 
@@ -41,19 +41,19 @@ def without_scores(
     mask: Tensor | None,
     packed: Any = None,
 ) -> Attend | None:
-    """Return how `layer` computes attention of these tensors, or None for upstream's own path.
+    """Return the function that computes the attention of `layer`; None for upstream's own path.
 
     Args:
         layer: a DotProductAttention.
-        types: {site: quant type} as its source says.
+        types: {site: quant type} from the source of its class.
         query: [sq, b, np, hn]; packed, [t, np, hn].
         key: [sk, b, ng, hn]; packed, [t, ng, hn].
-        mask: [..., sq, sk], True where hidden; None for a causal one.
-        packed: upstream's PackedSeqParams, or None. With them, the mask is not used.
+        mask: [..., sq, sk], True for a hidden key; None for a causal mask.
+        packed: upstream's PackedSeqParams, or None. With them the mask is ignored.
 
     Raises:
-        FusedAttentionError: the backend is flash or fused, and no fused kernel supports this; or
-            upstream's own path does not support the run's options or packed sequences.
+        FusedAttentionError: the backend is flash or fused, and no fused kernel supports the call;
+            or upstream's own path does not support packed sequences.
     """
     backend = getattr(layer.config, "attention_backend", "auto")
     backend = getattr(backend, "name", backend)
@@ -65,14 +65,14 @@ def without_scores(
         return attend
     if backend in DEMANDED:
         raise FusedAttentionError(
-            f"{_name(layer)} cannot run fused: {why}. Expected: what a fused kernel can do, as "
-            f"--attention-backend {backend} asks. `--attention-backend auto` takes another path "
-            "where it must"
+            f"{_name(layer)} cannot run fused: {why}. Expected: a layer that a fused kernel "
+            f"supports, because of --attention-backend {backend}. Use `--attention-backend auto` "
+            "to allow another path"
         )
     if packed is not None:
         raise FusedAttentionError(
-            f"{_name(layer)} takes no packed sequences: {why}. Expected: what a path without the "
-            "scores can do, and `--attention-backend auto`"
+            f"{_name(layer)} does not support packed sequences: {why}. Expected: a layer that runs "
+            "without stored scores, and `--attention-backend auto`"
         )
     if (
         backend not in REFUSED
@@ -92,11 +92,11 @@ def _choose(
     mask: Tensor | None,
     starts: tuple[int, ...],
 ) -> tuple[Attend | None, str]:
-    """Return how to attend, and if that is None why; `starts` are where packed documents begin."""
+    """Return the function, or None and the reason; packed documents begin at `starts`."""
     if "pv" not in types:
-        return None, "its source has no plain literal of pv"
+        return None, "its source has no plain literal for pv"
     if backend in REFUSED:
-        return None, f"--attention-backend {backend} was asked for"
+        return None, f"--attention-backend is {backend}"
     rounded, pv_type = _rounding(layer, types["pv"]), types["pv"]
     attend: Attend
     if rounded.quant_type == NONE:
@@ -112,9 +112,9 @@ def _choose(
 
 
 def _starts(layer: Any, packed: Any, tokens: int) -> tuple[int, ...]:
-    """Return where documents begin; FusedAttentionError where they cannot be told apart."""
+    """Return the start of each document; FusedAttentionError if they cannot be separated."""
     if part_of(layer)[1] > 1:
-        why = "packed sequences are not gathered from context-parallel ranks"
+        why = "packed sequences do not support context parallelism"
         raise FusedAttentionError(f"{_name(layer)}: {why}. Expected: --context-parallel-size 1")
     try:
         return document_starts(packed, tokens)
@@ -123,9 +123,9 @@ def _starts(layer: Any, packed: Any, tokens: int) -> tuple[int, ...]:
 
 
 def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
-    """Return why no fused kernel of torch can run `layer` on these tensors, "" if one can.
+    """Return why no fused kernel of torch can run `layer` on these tensors; "" if one can.
 
-    Arguments as `without_scores`.
+    Takes the arguments of `without_scores`.
     """
     queries, keys, device = query.size(0), key.size(0), query.device.type
     if why := _unusual(layer):
@@ -135,7 +135,7 @@ def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | N
     if device not in ("cpu", "cuda"):
         return f"the device {device} has no fused kernel"
     if device == "cpu" and dropout_of(layer):
-        return "no fused kernel of the CPU drops out"
+        return "no fused kernel for CPUs supports dropout"
     if 1 < queries * part_of(layer)[1] != keys:
         return f"it has {queries} queries for {keys} keys"
     # Last, as it reads a tensor.
@@ -147,15 +147,15 @@ def obstacle_to_kernels(layer: Any, query: Tensor, key: Tensor, mask: Tensor | N
 def obstacle_to_chunks(
     layer: Any, rounded: QuantSpec, query: Tensor, key: Tensor, mask: Tensor | None
 ) -> str:
-    """Return why `layer` cannot run in chunks, "" if it can.
+    """Return why `layer` cannot run in chunks; "" if it can.
 
-    `rounded` is how its probabilities are quantized; other arguments as `without_scores`.
+    `rounded` describes the quantization of its probabilities; the rest is as in `without_scores`.
     """
     queries, keys = query.size(0), key.size(0)
     if why := _unusual(layer):
         return why
     if dropout_of(layer):
-        return "--attention-dropout drops out probabilities"
+        return "--attention-dropout drops probabilities"
     if mask is None or is_causal(mask, queries, keys):
         if 1 < queries * part_of(layer)[1] != keys:
             return f"it has {queries} queries for {keys} keys"
@@ -167,7 +167,7 @@ def obstacle_to_chunks(
         causal = False
     if rounded.scales_by_tensor and not causal and not current().unnormalized_probs:
         return (
-            f"{rounded.quant_type} scales by the amax of all probabilities, known of a causal mask"
+            f"{rounded.quant_type} scales by the amax of all probabilities, without a causal mask"
         )
     return ""
 
@@ -177,7 +177,7 @@ def _name(layer: Any) -> str:
 
 
 def _unusual(layer: Any) -> str:
-    """Return the feature of `layer` that no path without scores supports, "" if there is none."""
+    """Return a feature of `layer` that needs stored scores; "" if there is none."""
     mask_type = getattr(layer.attn_mask_type, "name", None)
     if mask_type != "causal":
         return f"its mask type is {mask_type}, not causal"
@@ -189,7 +189,7 @@ def _unusual(layer: Any) -> str:
 
 
 def _rounding(layer: Any, quant_type: str) -> QuantSpec:
-    """Return how the probabilities of `layer` are quantized now, whose source says `quant_type`."""
+    """Return the current quantization of the probabilities; `quant_type` is in the source."""
     if is_exempt(layer):
         return QuantSpec(NONE)
     name = getattr(layer, LABEL, UNLABELED)
@@ -200,7 +200,7 @@ _said: list[str] = []
 
 
 def _say(why: str) -> None:
-    """Print once, for the first layer that keeps its scores, its name and the reason."""
+    """Print the first layer that keeps its scores, and the reason, once."""
     if not _said and (not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0):
         _said.append(why)
-        print(f"mqo: attention with a type in pv keeps its s x s scores: {why}", flush=True)
+        print(f"mqo: attention with a quantized pv stores its s x s scores: {why}", flush=True)

@@ -1,7 +1,7 @@
-"""Attention whose probabilities are quantized, a chunk of queries at a time.
+"""Compute attention with quantized probabilities, one chunk of queries at a time.
 
-A chunk has whole rows of scores, so that its softmax and its quantized probabilities are those of
-the unfused path; the next chunk reuses its buffers. Backward computes the chunks again. The matrix
+A chunk has whole rows of scores, so its softmax and its quantized probabilities equal those of the
+unfused path. The next chunk reuses its buffers. The backward pass recomputes the chunks. Matrix
 products are torch's own, on every device.
 """
 
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mqo.megatron.attention.chunks import HIDDEN, Chunk, Plan, Visible
+from mqo.megatron.attention.chunks import HIDDEN, Chunk, ChunkPlan, Visible
 from mqo.quant.parts import OperandParts
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What becomes of the scores of attention.
+    """How scores become probabilities.
 
-    scale: what query times key is multiplied by. factor: what the softmax multiplies them by
-    first. dtype: that of the softmax; None is the scores' own. normalized: whether probabilities
-    are quantized, or what they are before the division by a row's sum, whose largest is 1.
+    scale: factor of query times key. factor: factor of the scores in the softmax. dtype: dtype of
+    the softmax; None for that of the scores. normalized: whether probabilities are quantized after
+    the division by the sum of the row; before it, the largest in a row is 1.
     """
 
     scale: float
@@ -44,21 +44,21 @@ def chunked_attention(
     """Compute attention of grouped queries in Megatron's layout, differentiable once.
 
     Args:
-        query: [sq, b, np, hn], as the input of its GEMM.
-        key: [sk, b, ng, hn], also so; np is a multiple of ng.
-        value: [sk, b, ng, hv], also so; hv may differ from hn.
-        scores: their scale, and how the softmax takes them.
-        visible: which keys a query sees.
+        query: [sq, b, np, hn], quantized.
+        key: [sk, b, ng, hn], quantized; np is a multiple of ng.
+        value: [sk, b, ng, hv], quantized; hv may differ from hn.
+        scores: their scale, and the settings of the softmax.
+        visible: the keys that each query sees.
         probs: quantizes the probabilities, [b * np, sq, sk]; gradients pass straight through.
 
     Returns:
         [sq, b, np * hv].
     """
-    return _Chunked.apply(query, key, value, _How(scores, visible, probs))
+    return _Chunked.apply(query, key, value, _Settings(scores, visible, probs))
 
 
 @dataclass(frozen=True)
-class _How:
+class _Settings:
     scores: Scores
     visible: Visible
     probs: OperandParts
@@ -66,26 +66,26 @@ class _How:
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> Tensor:
         ctx.save_for_backward(query, key, value)
-        ctx.how = how
-        probs = how.probs
+        ctx.settings = settings
+        probs = settings.probs
         whole = probs.needs_whole_rows or probs.is_watched
-        work = _Work(query, key, value, how, whole)
+        work = _Work(query, key, value, settings, whole)
         out = query.new_empty(*query.shape[:3], value.size(-1))
         rows = work.by_matrix(out)
         for chunk in work.plan.chunks():
-            found = work.probabilities(chunk)
+            probabilities = work.probabilities(chunk)
             first = chunk.first * work.plan.repeats
-            probs.observe(found.exact, found.rounded, first, chunk.start)
-            work.put(rows, chunk, work.context(chunk, found))
+            probs.observe(probabilities.exact, probabilities.rounded, first, chunk.start)
+            work.put(rows, chunk, work.context(chunk, probabilities))
         return out.flatten(2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        work = _Gradients(query, key, value, ctx.how, ctx.how.probs.needs_whole_rows)
+        work = _Gradients(query, key, value, ctx.settings, ctx.settings.probs.needs_whole_rows)
         grads = work.by_matrix(grad.unflatten(2, (query.size(2), -1)))
         for chunk in work.plan.chunks():
             work.add(chunk, work.probabilities(chunk), work.take(grads, chunk))
@@ -93,11 +93,11 @@ class _Chunked(torch.autograd.Function):
 
 
 class _Probabilities(NamedTuple):
-    """Those of a chunk, which last until the next one is computed.
+    """The probabilities of a chunk, valid until the next chunk is computed.
 
-    softmax: in the softmax's dtype, [matrices, repeats, queries, keys]. exact: what is rounded,
-    [heads, queries, keys]. rounded: so, too. row: what rows of `rounded` are to be multiplied by,
-    [matrices, repeats * queries, 1], or None.
+    softmax: in the dtype of the softmax, [matrices, repeats, queries, keys]. exact: before
+    rounding, [heads, queries, keys]. rounded: of the same shape. row: a factor for each row of
+    `rounded`, [matrices, repeats * queries, 1], or None.
     """
 
     softmax: Tensor
@@ -109,40 +109,42 @@ class _Probabilities(NamedTuple):
 class _Work:
     """The operands by matrix, and the buffers that all chunks share."""
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, how: _How, whole: bool) -> None:
-        self.how, self.groups = how, key.size(2)
-        self.plan = Plan(
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, settings: _Settings, whole: bool
+    ) -> None:
+        self.settings, self.groups = settings, key.size(2)
+        self.plan = ChunkPlan(
             matrices=key.size(1) * self.groups,
             repeats=query.size(2) // self.groups,
             queries=query.size(0),
             keys=key.size(0),
-            visible=how.visible,
-            block=how.probs.block,
+            visible=settings.visible,
+            block=settings.probs.block,
             device=query.device.type,
             whole=whole,
         )
         self.query = self.by_matrix(query)
         self.key, self.value = (t.flatten(1, 2).transpose(0, 1).contiguous() for t in (key, value))
-        self.dtype = how.scores.dtype or query.dtype
+        self.dtype = settings.scores.dtype or query.dtype
         new = self.plan.elements
-        # Scores, later rounded probabilities; unrounded probabilities; the softmax's own.
+        # Scores, later rounded probabilities; unrounded probabilities; buffers of the softmax.
         self._scores, self._probs = query.new_empty(new), query.new_empty(new)
         self._input, self._softmax = self._scores, self._probs
         if self.dtype != query.dtype:
             self._input, self._softmax = query.new_empty(2, new, dtype=self.dtype)
-        elif not how.scores.normalized:
+        elif not settings.scores.normalized:
             self._softmax = query.new_empty(new)
 
     def by_matrix(self, heads: Tensor) -> Tensor:
-        """View [s, b, np, d] as [b * ng, np / ng, s, d]; a copy where the strides want one."""
+        """View [s, b, np, d] as [b * ng, np / ng, s, d]; a copy if the strides need one."""
         return heads.unflatten(2, (self.groups, -1)).flatten(1, 2).permute(1, 2, 0, 3)
 
     def take(self, rows: Tensor, chunk: Chunk) -> Tensor:
-        """Return a chunk of what `by_matrix` returned, [matrices, repeats * queries, d]."""
+        """Return the rows of a chunk from `by_matrix`, [matrices, repeats * queries, d]."""
         return rows[chunk.first : chunk.last, :, chunk.start : chunk.stop].flatten(1, 2)
 
     def put(self, rows: Tensor, chunk: Chunk, values: Tensor) -> None:
-        """Write what `take` would return."""
+        """Write `values` to the rows that `take` returns."""
         part = rows[chunk.first : chunk.last, :, chunk.start : chunk.stop]
         part.copy_(values.view(part.shape))
 
@@ -154,10 +156,10 @@ class _Work:
         """Return the values of these keys."""
         return self.value[chunk.first : chunk.last, chunk.low : chunk.high]
 
-    def context(self, chunk: Chunk, found: _Probabilities) -> Tensor:
-        """Return what rounded probabilities make of the values."""
-        made = torch.bmm(self.by_group(chunk, found.rounded), self.values(chunk))
-        return made if found.row is None else made.mul_(found.row)
+    def context(self, chunk: Chunk, probabilities: _Probabilities) -> Tensor:
+        """Return the product of the rounded probabilities and the values."""
+        context = torch.bmm(self.by_group(chunk, probabilities.rounded), self.values(chunk))
+        return context if probabilities.row is None else context.mul_(probabilities.row)
 
     def by_group(self, chunk: Chunk, tensor: Tensor) -> Tensor:
         """View a chunk's scores as [matrices, repeats * queries, keys]."""
@@ -174,18 +176,18 @@ class _Work:
         scores = self.space(self._scores, chunk)
         query, keys = self.take(self.query, chunk), self.keys(chunk)
         self.by_group(chunk, scores).baddbmm_(
-            query, keys.transpose(1, 2), beta=0.0, alpha=self.how.scores.scale
+            query, keys.transpose(1, 2), beta=0.0, alpha=self.settings.scores.scale
         )
         taken = self.space(self._input, chunk)
         if taken.dtype != scores.dtype:
             taken.copy_(scores)
-        if self.how.scores.factor is not None:
-            taken.mul_(self.how.scores.factor)
+        if self.settings.scores.factor is not None:
+            taken.mul_(self.settings.scores.factor)
         self._hide(chunk, taken)
         softmax = torch.softmax(taken, -1, out=self.space(self._softmax, chunk))
         exact, row = self.space(self._probs, chunk), None
-        if not self.how.scores.normalized:
-            largest = softmax.amax(-1, keepdim=True)  # softmax of the row's maximum
+        if not self.settings.scores.normalized:
+            largest = softmax.amax(-1, keepdim=True)  # the softmax at the maximum of the row
             torch.div(softmax, largest, out=taken)
             exact.copy_(taken)
             row = largest.flatten(1, 2)
@@ -193,23 +195,23 @@ class _Work:
             exact.copy_(softmax)
         exact, rounded = exact.flatten(0, 1), scores.flatten(0, 1)
         matrix = chunk.first * self.plan.repeats
-        rounded = self.how.probs.quantize(exact, matrix, chunk.start, out=rounded)
+        rounded = self.settings.probs.quantize(exact, matrix, chunk.start, out=rounded)
         return _Probabilities(softmax, exact, rounded, row)
 
     def _hide(self, chunk: Chunk, scores: Tensor) -> None:
-        """Give what a query does not see the value that upstream gives it."""
+        """Set the scores of hidden keys to the value that upstream uses."""
         scores[..., : chunk.before] = HIDDEN
-        if chunk.behind:
-            size = chunk.stop - chunk.start, chunk.behind
+        if chunk.later:
+            size = chunk.stop - chunk.start, chunk.later
             later = torch.ones(size, dtype=torch.bool, device=scores.device).triu_()
-            scores[..., -chunk.behind :].masked_fill_(later, HIDDEN)
+            scores[..., -chunk.later :].masked_fill_(later, HIDDEN)
         hidden = self.hidden(chunk)
         if hidden is not None:
             scores.masked_fill_(hidden, HIDDEN)
 
     def hidden(self, chunk: Chunk) -> Tensor | None:
-        """Return where the mask hides a key, as wide as what `space` returns; None without one."""
-        mask = self.how.visible.mask
+        """Return the mask of a chunk, in the width of `space`; None without a mask."""
+        mask = self.settings.visible.mask
         if mask is None:
             return None
         hidden = mask[:, :, chunk.start : chunk.stop, chunk.low : chunk.high]
@@ -220,25 +222,27 @@ class _Work:
 
 
 class _Gradients(_Work):
-    """Adds up the gradients of all three operands, chunk by chunk, in float32 at least."""
+    """Sum the gradients of all three operands, chunk by chunk, at least in float32."""
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, how: _How, whole: bool) -> None:
-        super().__init__(query, key, value, how, whole)
+    def __init__(
+        self, query: Tensor, key: Tensor, value: Tensor, settings: _Settings, whole: bool
+    ) -> None:
+        super().__init__(query, key, value, settings, whole)
         self._of_softmax = torch.empty_like(self._softmax)
         self._of_query = query.new_empty(query.shape)
         wide = torch.promote_types(query.dtype, torch.float32)
         self._of_key = torch.zeros_like(self.key, dtype=wide)
         self._of_value = torch.zeros_like(self.value, dtype=wide)
 
-    def add(self, chunk: Chunk, found: _Probabilities, grad: Tensor) -> None:
-        """Add what a chunk gives, of `grad` [matrices, repeats * queries, hv]."""
-        weighted = grad if found.row is None else (grad * found.row).to(grad.dtype)
-        self._accumulate(self._of_value, chunk, found.rounded, weighted)
-        # The rounded ones are not needed any more.
+    def add(self, chunk: Chunk, probabilities: _Probabilities, grad: Tensor) -> None:
+        """Add the gradients of a chunk; `grad` is [matrices, repeats * queries, hv]."""
+        weighted = grad if probabilities.row is None else (grad * probabilities.row).to(grad.dtype)
+        self._accumulate(self._of_value, chunk, probabilities.rounded, weighted)
+        # The rounded probabilities are no longer needed.
         product = self.space(self._scores, chunk)
         torch.bmm(grad, self.values(chunk).transpose(1, 2), out=self.by_group(chunk, product))
-        scores = self._through_softmax(chunk, product, found.softmax)
-        scale = self.how.scores.scale
+        scores = self._through_softmax(chunk, product, probabilities.softmax)
+        scale = self.settings.scores.scale
         of_query = torch.bmm(scores, self.keys(chunk)).mul_(scale)
         self.put(self.by_matrix(self._of_query), chunk, of_query)
         self._accumulate(self._of_key, chunk, scores, self.take(self.query, chunk), scale)
@@ -252,34 +256,34 @@ class _Gradients(_Work):
         return self._of_query, key, value
 
     def _through_softmax(self, chunk: Chunk, grad: Tensor, softmax: Tensor) -> Tensor:
-        """Return the gradient of the scores, by group: with the softmax before it was rounded."""
+        """Return the gradient of the scores by group, from the softmax before rounding."""
         wide = self.space(self._input, chunk)
         if wide.dtype != grad.dtype:
             wide.copy_(grad)
-        found = self.space(self._of_softmax, chunk)
+        gradient = self.space(self._of_softmax, chunk)
         torch.ops.aten._softmax_backward_data.out(
-            wide, softmax, -1, softmax.dtype, grad_input=found
+            wide, softmax, -1, softmax.dtype, grad_input=gradient
         )
         hidden = self.hidden(chunk)
-        if hidden is not None:  # of a query that sees nothing, what is hidden has a softmax
-            found.masked_fill_(hidden, 0.0)
-        if self.how.scores.factor is not None:
-            found.mul_(self.how.scores.factor)
-        if found.dtype != grad.dtype:
-            found = grad.copy_(found)
-        return self.by_group(chunk, found)
+        if hidden is not None:  # a query that sees no key has a softmax over hidden keys
+            gradient.masked_fill_(hidden, 0.0)
+        if self.settings.scores.factor is not None:
+            gradient.mul_(self.settings.scores.factor)
+        if gradient.dtype != grad.dtype:
+            gradient = grad.copy_(gradient)
+        return self.by_group(chunk, gradient)
 
     def _accumulate(
         self, total: Tensor, chunk: Chunk, scores: Tensor, rows: Tensor, scale: float = 1.0
     ) -> None:
-        """Add scale * scores^T @ rows to the keys that a chunk reads."""
+        """Add scale * scores^T @ rows to the part of `total` for the chunk's keys."""
         part = total[chunk.first : chunk.last, chunk.low : chunk.high]
         scores, repeats = self.by_group(chunk, scores), self.plan.repeats
         if self.plan.rows == self.plan.queries:
-            # Head by head, like upstream with repeated keys: mostly the same bits.
+            # Head by head, as upstream does with repeated keys: mostly the same bits.
             scores = scores.unflatten(1, (repeats, -1)).flatten(0, 1)
             rows = rows.unflatten(1, (repeats, -1)).flatten(0, 1)
-        found = torch.bmm(scores.transpose(1, 2), rows)
+        product = torch.bmm(scores.transpose(1, 2), rows)
         if scale != 1.0:
-            found.mul_(scale)
-        part += found.unflatten(0, (part.size(0), -1)).sum(1)
+            product.mul_(scale)
+        part += product.unflatten(0, (part.size(0), -1)).sum(1)

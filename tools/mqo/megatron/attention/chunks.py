@@ -1,4 +1,4 @@
-"""The chunks of queries in which attention is computed, and the keys that each of them sees.
+"""Split the queries of attention into chunks, and find the keys that each chunk needs.
 
 This module imports only the standard library, because commands do not load torch.
 """
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What hides a score, as upstream's masks do.
+# The score of a hidden key, as in upstream's masks.
 HIDDEN = -10000.0
-# Elements of a chunk's scores: on a CPU as many as its caches hold, elsewhere to fill a device.
+# Elements of a chunk's scores: what fits in the caches of a CPU, or fills a GPU.
 BUDGET = {"cpu": 2**20, "cuda": 2**25}
-# Keys are cut at multiples of this; queries, too, if the sequence continues.
+# Chunks begin and end at multiples of this many keys, and queries, if the sequence continues.
 _KEYS, _QUERIES = 64, 32
-# Numbers of keys that chunks have: libraries compile and keep kernels for each.
+# Most distinct numbers of keys in chunks, because libraries compile a kernel for each.
 _LENGTHS = 16
 _MOST_QUERIES = 512
 
@@ -37,9 +37,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Visible:
-    """The keys that queries see, given by spans, which cover all queries in order.
+    """The keys that queries see, as spans that cover all queries in order.
 
-    `mask` [b or 1, 1, sq, sk] is True where a key is hidden in addition.
+    `mask` [b or 1, 1, sq, sk] is True for keys that are hidden in addition.
     """
 
     spans: tuple[Span, ...]
@@ -47,7 +47,7 @@ class Visible:
 
     @classmethod
     def by(cls, mask: Tensor, queries: int, keys: int) -> Visible:
-        """Return the visibility given only by a mask."""
+        """Return the visibility that only a mask defines."""
         return cls((Span(0, queries, keys - 1),), mask)
 
 
@@ -55,9 +55,9 @@ class Visible:
 class Chunk:
     """Queries `start` to `stop` of the matrices `first` to `last`.
 
-    A matrix is a sequence's group of heads, which share their keys. The queries read the keys
-    `low` to `high`, of which the first `before` are hidden from all, and the last `behind` from
-    some: the i-th sees i of these.
+    A matrix is a group of heads of one sequence that share their keys. The queries read the keys
+    `low` to `high`. The first `before` of them are hidden from all queries. Of the last `later`
+    keys, the i-th query sees i.
     """
 
     first: int
@@ -67,15 +67,15 @@ class Chunk:
     low: int
     high: int
     before: int
-    behind: int
+    later: int
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How attention is cut: `matrices` of `repeats` heads, `queries` by `keys` each.
+class ChunkPlan:
+    """How attention is split: `matrices` of `repeats` heads, each `queries` by `keys`.
 
-    A chunk reads whole blocks of keys, of `block` or more, and leaves out those that are hidden
-    from all of its queries; with `whole` it reads every key.
+    A chunk reads whole blocks of at least `block` keys, and skips blocks that are hidden from all
+    of its queries. With `whole` it reads every key.
     """
 
     matrices: int
@@ -89,14 +89,14 @@ class Plan:
 
     @cached_property
     def rows(self) -> int:
-        """Queries of a chunk."""
+        """Return the queries of a chunk."""
         longest = max(span.stop - span.start for span in self.visible.spans)
         rows = min(self._budget // _QUERIES * _QUERIES, _MOST_QUERIES, longest)
         return max(min(_QUERIES, longest), rows)
 
     @cached_property
     def count(self) -> int:
-        """Matrices of a chunk."""
+        """Return the matrices of a chunk."""
         return max(1, min(self.matrices, self._budget // self.rows))
 
     @cached_property
@@ -106,13 +106,13 @@ class Plan:
 
     @cached_property
     def _cut(self) -> int:
-        """Keys are cut at multiples of it."""
+        """Return the number of keys at whose multiples chunks begin and end."""
         block = lcm(self.block, _KEYS)
         return block * -(-self.keys // (block * _LENGTHS))
 
     @cached_property
     def _reach(self) -> int:
-        """The most keys that a chunk reads."""
+        """Return the most keys that a chunk reads."""
         if self.whole:
             return self.keys
         ends = [span.position + span.stop - span.start for span in self.visible.spans]
@@ -122,11 +122,11 @@ class Plan:
 
     @property
     def elements(self) -> int:
-        """Scores of the largest chunk."""
+        """Return the number of scores in the largest chunk."""
         return self.count * self.repeats * self.rows * self._reach
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the chunks, the first queries of the first matrices first."""
+        """Yield the chunks in the order of matrices, then queries."""
         rows, block, whole = self.rows, self._cut, self.whole
         for first in range(0, self.matrices, self.count):
             last = min(first + self.count, self.matrices)

@@ -6,7 +6,7 @@ from torch.backends.cuda import SDPAParams, can_use_flash_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-# Not MATH, which would allocate the scores without a word where no kernel fits.
+# Without MATH, which would silently allocate the scores if no kernel fits.
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
 
 
@@ -19,18 +19,18 @@ def fused_attention(
         query: [sq, b, np, hn].
         key: [sk, b, ng, hn]; np is a multiple of ng.
         value: [sk, b, ng, hv]; hv may differ from hn.
-        scale: what the scores are multiplied by.
-        causal: whether the queries are the last of the keys, and each sees those up to its own.
-        dropout: the share of the probabilities that are dropped, by the device's default generator.
+        scale: factor of the scores.
+        causal: whether the queries have the last positions, and each sees the keys up to its own.
+        dropout: share of the probabilities to drop, with the device's default generator.
 
     Returns:
         [sq, b, np * hv].
 
     Raises:
-        RuntimeError: no fused kernel of this device takes these tensors; none of the CPU drops out.
+        RuntimeError: no fused kernel of this device supports these tensors, or dropout on a CPU.
     """
     width = value.size(-1)
-    # Flash kernels want one head dim. Zeros add nothing to a score, and their context is cut off.
+    # Flash kernels need one head size. Zeros add nothing to a score; their context is dropped.
     widest = max(width, query.size(-1))
     heads = [pad(t, (0, widest - t.size(-1))).permute(1, 2, 0, 3) for t in (query, key, value)]
     grouped = query.size(2) != key.size(2)
@@ -53,10 +53,10 @@ def fused_attention(
 
 
 def _last_rows(query: Tensor, key: Tensor) -> Tensor:
-    """Return the causal bias of the last queries: on CUDA without a tensor, which the CPU needs."""
+    """Return the causal bias of the last queries; only the CPU needs a tensor for it."""
     sizes = query.size(0), key.size(0)
     if query.device.type == "cuda":
-        # Here, for it imports torch's compiler.
+        # Imported here, because it imports torch's compiler.
         from torch.nn.attention.bias import causal_lower_right
 
         return causal_lower_right(*sizes)
@@ -65,7 +65,7 @@ def _last_rows(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _takes_groups(heads: list[Tensor], dropout: float, causal: bool) -> bool:
-    """Return whether a kernel takes grouped queries: CUDA's for fp32 alone does not."""
+    """Return whether a kernel supports grouped queries: all but CUDA's for fp32 do."""
     if heads[0].device.type != "cuda":
         return True
     query, key, value = heads

@@ -1,4 +1,4 @@
-"""Tells a plain causal mask, which a fused kernel needs no tensor for, from any other one."""
+"""Recognize a plain causal mask, for which a fused kernel needs no tensor."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ ROWS = 256
 def is_causal(mask: Tensor, queries: int, keys: int) -> bool:
     """Return whether `mask` hides exactly the later keys from each query; the last sees every key.
 
-    mask: [..., queries, keys], True where a key is hidden, as Megatron's are. The answer is kept on
-    the tensor until it is written to, because all layers get the same one.
+    mask: [..., queries, keys], True for a hidden key, as in Megatron. The answer is stored on the
+    tensor until the tensor changes, because all layers get the same mask.
     """
     if mask.dtype != torch.bool or mask.shape[-2:] != (queries, keys):
         return False
@@ -23,7 +23,7 @@ def is_causal(mask: Tensor, queries: int, keys: int) -> bool:
 
 
 def _compare(mask: Tensor, queries: int, keys: int) -> bool:
-    """Compare some rows at a time, without a second mask; synchronize with the device once."""
+    """Compare a few rows at a time, without a second mask; synchronize with the device once."""
     columns = torch.arange(keys, device=mask.device)
     last = torch.arange(keys - queries, keys, device=mask.device)[:, None]
     wrong = torch.zeros((), dtype=torch.bool, device=mask.device)

@@ -1,4 +1,4 @@
-"""Packed sequences: concatenated documents, in which each token sees only its own document."""
+"""Find the documents in packed sequences, where each token sees only its own document."""
 
 from itertools import pairwise
 from typing import Any
@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from mqo.megatron.attention.chunks import Span
-from mqo.megatron.attention.context import Part, chunk_starts
+from mqo.megatron.attention.context import SequencePart, chunk_starts
 
 
 def document_starts(packed: Any, tokens: int) -> tuple[int, ...]:
-    """Return where the documents of so many tokens begin; `packed` are upstream's PackedSeqParams.
+    """Return the start of each document in `tokens` tokens, from upstream's PackedSeqParams.
 
     Padding belongs to the document before it. Synchronizes with the device once per micro-batch.
 
     Raises:
-        ValueError: keys are packed otherwise than queries, or are not in the form 'thd'.
+        ValueError: keys and queries are packed differently, or not in the form 'thd'.
     """
     known = getattr(packed, "mqo_starts", None)
     if known is None:
@@ -24,13 +24,15 @@ def document_starts(packed: Any, tokens: int) -> tuple[int, ...]:
     return tuple(start for start in known if start < tokens)
 
 
-def spans_of(queries: int, keys: int, part: Part, starts: tuple[int, ...] = ()) -> list[Span]:
-    """Return what a layer's queries see: causal, of a sequence, a rank's chunks, or documents.
+def spans_of(
+    queries: int, keys: int, part: SequencePart, starts: tuple[int, ...] = ()
+) -> list[Span]:
+    """Return the causal spans of a layer's queries, for a sequence, chunks or documents.
 
     Args:
-        queries, keys: how many; fewer queries than keys are the last ones.
-        part: which of how many parts of the sequence the queries are.
-        starts: where documents begin, of packed sequences.
+        queries, keys: their numbers; fewer queries than keys have the last positions.
+        part: (index, number) of the part of the sequence with these queries.
+        starts: the first token of each document, for packed sequences.
     """
     if starts:
         return [Span(start, stop, start, first=start) for start, stop in pairwise((*starts, keys))]
@@ -46,7 +48,7 @@ def _read(packed: Any) -> tuple[int, ...]:
     if packed.qkv_format != "thd":
         raise ValueError(f"sequences are packed as {packed.qkv_format}; valid: thd")
     if ends[0] is not ends[1] and not torch.equal(*ends):
-        raise ValueError("the keys are not packed as the queries are")
+        raise ValueError("the keys are packed differently from the queries")
     return tuple(sorted({0, *ends[0].tolist()}))
 
 

@@ -1,4 +1,4 @@
-"""The ways to attend without the s x s scores, for upstream's DotProductAttention."""
+"""The paths without stored s x s scores, for upstream's DotProductAttention."""
 
 from contextlib import nullcontext
 from functools import partial
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mqo.megatron.attention.chunked import Scores, chunked_attention
 from mqo.megatron.attention.chunks import Visible
-from mqo.megatron.attention.context import Part
+from mqo.megatron.attention.context import SequencePart
 from mqo.megatron.attention.fused import fused_attention
 from mqo.megatron.attention.packed import spans_of
 from mqo.quant.config import current
@@ -30,17 +30,17 @@ def fused_context(
     value: Tensor,
     rng_tracker: Any,
 ) -> Tensor:
-    """Return the context [sq, b, np * hv] of `layer`, packed [t, np * hv]: fused, with dropout.
+    """Return the context [sq, b, np * hv] of `layer`, packed [t, np * hv], by a fused kernel.
 
     Args:
         layer: the DotProductAttention.
-        pv_type: what its source says of the product of probabilities and values.
-        starts: where documents begin, of packed sequences; none of others.
+        pv_type: quant type of the product of probabilities and values in its source.
+        starts: the first token of each document, for packed sequences; else empty.
         qk: quantizes query and key.
         query: [sq, b, np, hn]. Under context parallelism this rank's two chunks.
-        key: [sk, b, ng, hn]: of the whole sequence.
-        value: [sk, b, ng, hv], so, too. Packed, all three are without b.
-        rng_tracker: upstream's, whose numbers dropout takes, as in the unfused path.
+        key: [sk, b, ng, hn], for the whole sequence.
+        value: [sk, b, ng, hv], for the whole sequence. Packed, all three lack b.
+        rng_tracker: upstream's, the source of dropout's random numbers, as in the unfused path.
     """
     packed = query.dim() == 3
     query, key, value = _with_batch(query, key, value)
@@ -49,14 +49,14 @@ def fused_context(
     dropout = dropout_of(layer)
     fused = partial(fused_attention, scale=layer.softmax_scale, dropout=dropout)
     own = dropout and not layer.config.sequence_parallel
-    found = []
+    contexts = []
     with rng_tracker.fork() if own else nullcontext():
         for span in spans_of(query.size(0), key.size(0), part_of(layer), starts):
             seen = slice(span.first, span.position + span.stop - span.start)
             rows = query[span.start : span.stop]
-            # A single query, of a decoding step, sees every key.
-            found.append(fused(rows, key[seen], value[seen], causal=rows.size(0) > 1))
-    return _as(packed, found[0] if len(found) == 1 else torch.cat(found))
+            # The single query of a decoding step sees every key.
+            contexts.append(fused(rows, key[seen], value[seen], causal=rows.size(0) > 1))
+    return _as(packed, contexts[0] if len(contexts) == 1 else torch.cat(contexts))
 
 
 def chunked_context(
@@ -70,50 +70,50 @@ def chunked_context(
     value: Tensor,
     rng_tracker: Any,
 ) -> Tensor:
-    """Return what `fused_context` does, of quantized probabilities and a `mask` that is not causal.
+    """Return the context as `fused_context` does, with quantized probabilities and any `mask`.
 
-    No random number is drawn: what drops out has no chunks.
+    No random number is drawn: chunks do not support dropout.
     """
     del rng_tracker
     packed, sizes = query.dim() == 3, (query.size(0), key.size(0))
-    operands, how = _quantized(layer, pv_type, qk, *_with_batch(query, key, value))
+    operands, settings = _quantized(layer, pv_type, qk, *_with_batch(query, key, value))
     visible = Visible(tuple(spans_of(*sizes, part_of(layer), starts)))
     visible = visible if mask is None else Visible.by(mask, *sizes)
-    return _as(packed, chunked_attention(*operands, visible=visible, **how))
+    return _as(packed, chunked_attention(*operands, visible=visible, **settings))
 
 
 def _quantized(
     layer: Any, pv_type: str, qk: GemmOperands, query: Tensor, key: Tensor, value: Tensor
 ) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-    """Return the quantized operands, and how their scores become probabilities."""
+    """Return the quantized operands, and the settings of `chunked_attention` for their scores."""
     pv = gemm_operands("pv", pv_type, layer)
     softmax, (queries, batch, heads, _) = layer.scale_mask_softmax, query.shape
     normalized = not current().unnormalized_probs
     wide = (softmax.input_in_float16 and softmax.softmax_in_fp32) or not normalized
     dtype = torch.float32 if wide else None
-    # The first query of a causal mask sees one key, with all of its weight; what is not normalized
-    # has a 1 in each row.
+    # The amax is 1: the first query of a causal mask sees one key, with probability 1, and
+    # unnormalized probabilities have a 1 in each row.
     whole = torch.ones((), dtype=torch.float32, device=query.device)
     parts = pv.lhs_parts((batch * heads, queries, key.size(0)), amax=whole)
     scores = Scores(layer.softmax_scale, softmax.scale, dtype, normalized)
     return (qk.lhs(query), qk.rhs(key), pv.rhs(value)), {"scores": scores, "probs": parts}
 
 
-def part_of(layer: Any) -> Part:
-    """Return which of how many parts of the sequence the layer's queries are."""
+def part_of(layer: Any) -> SequencePart:
+    """Return (index, number) of the part of the sequence with the layer's queries."""
     return getattr(layer, "mqo_part", (0, 1))
 
 
 def dropout_of(layer: Any) -> float:
-    """Return the share that the layer drops out now: none in evaluation."""
+    """Return the current dropout rate of the layer: 0 in evaluation."""
     return layer.attention_dropout.p if layer.attention_dropout.training else 0.0
 
 
 def _as(packed: bool, context: Tensor) -> Tensor:
-    """Return a context as the caller gave its operands: packed, without a batch."""
+    """Return a context in the layout of the operands: without a batch if packed."""
     return context.squeeze(1) if packed else context
 
 
 def _with_batch(*tensors: Tensor) -> list[Tensor]:
-    """Give packed ones [t, heads, d] a batch of one."""
+    """Add a batch of one to packed tensors [t, heads, d]."""
     return [t.unsqueeze(1) if t.dim() == 3 else t for t in tensors]

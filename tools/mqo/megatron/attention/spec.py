@@ -1,12 +1,12 @@
-"""Upstream's layers of Transformer Engine, with the attention whose products have sites."""
+"""Give upstream's Transformer Engine layers the attention that has quantization sites."""
 
 from typing import Any
 
 
 def with_local_attention(spec: Any) -> Any:
-    """Return a layer's or a block's spec, its core attention upstream's own DotProductAttention.
+    """Set the core attention in a spec to upstream's DotProductAttention, and return the spec.
 
-    `spec` is upstream's ModuleSpec of a layer, or its specs of a block's layers; it is changed.
+    `spec` is upstream's ModuleSpec of a layer, or its specs for the layers of a block.
     """
     from megatron.core.transformer.dot_product_attention import DotProductAttention
 

@@ -1,4 +1,4 @@
-"""Cross-entropy over a vocabulary that tensor-parallel ranks may share."""
+"""Compute cross-entropy over a vocabulary that tensor-parallel ranks may share."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ def chunked_cross_entropy(
 ) -> Tensor:
     """Return the cross-entropy of each token in nats, in fp32, in the shape of `targets`.
 
-    Each row goes through upstream's operations in upstream's order, and over `group` the same
-    tensors are reduced. Loss and gradient are therefore those of upstream, bit for bit where the
-    device sums a row in an order that does not depend on the other rows; a CPU does.
+    Each row goes through upstream's operations in upstream's order, and the same tensors are
+    reduced over `group`. Loss and gradient therefore equal upstream's bit for bit on a device that
+    sums a row in an order that does not depend on other rows, such as a CPU.
 
-    The peak is two tensors of the size and dtype of `logits`, themselves and their gradient, plus
-    one chunk in fp32. Unlike upstream's, the function never writes to `logits`.
+    The peak memory is `logits`, their gradient and one chunk in fp32. Unlike upstream's function,
+    this one never writes to `logits`.
 
     Args:
-        logits: [..., v]; v is this rank's part of the vocabulary, all parts are equally large.
-        targets: [...], int64, indices into the whole vocabulary. A token whose target is outside
-            of it has log(sum(exp(logits - max))) for a loss, as upstream's.
+        logits: [..., v]; v is this rank's part of the vocabulary. All parts have the same size.
+        targets: [...], int64, indices into the whole vocabulary. The loss of a token with a target
+            outside of it is log(sum(exp(logits - max))), as in upstream.
         group: the ranks that share the vocabulary; None if one rank holds all of it.
     """
     return _CrossEntropy.apply(logits, targets, group)
@@ -59,5 +59,5 @@ class _CrossEntropy(torch.autograd.Function):
             tokens = torch.arange(len(softmax), device=softmax.device)
             softmax[tokens, column[part]] -= here[part]
             gradient[part] = softmax.mul_(of_rows[part])
-            del softmax  # before the next chunk is made
+            del softmax  # before the next chunk is allocated
         return gradient.view_as(logits), None, None

@@ -1,4 +1,4 @@
-"""The divergence of a student's logits from a teacher's, over a vocabulary that ranks may share."""
+"""Compute the divergence of a student from a teacher over a vocabulary that ranks may share."""
 
 from typing import Any
 
@@ -19,17 +19,17 @@ def chunked_kl(
 ) -> Tensor:
     """Return KL(teacher || student) of softmax(logits / temperature), in nats and fp32, [...].
 
-    All arithmetic is in fp32. Over `group` go the maxima and sums of each token, never logits.
+    All arithmetic is in fp32. Ranks of `group` exchange maxima and sums of tokens, never logits.
 
     With `overwrite_teacher` the backward pass writes the student's gradient over the teacher's
-    logits. The peak is then two tensors of the size and dtype of the logits, plus three chunks in
-    fp32; without, it is three tensors, the gradient among them. `student` is never written to.
-    Memory is not reused where it cannot hold the gradient: another dtype, or not contiguous.
+    logits. The peak memory is then two tensors of the size and dtype of the logits, plus three
+    chunks in fp32; otherwise it is three tensors, including the gradient. `student` is never
+    written to. Memory with another dtype, or not contiguous, is not reused.
 
     Args:
         student: [..., v]; v is this rank's part of the vocabulary.
-        teacher: [..., v], which gets no gradient.
-        temperature: divides both; the result is not multiplied by temperature².
+        teacher: [..., v]; it gets no gradient.
+        temperature: divisor of both; the result is not multiplied by temperature².
         group: the ranks that share the vocabulary; None if one rank holds all of it.
         overwrite_teacher: `teacher` is not read after the backward pass has begun.
     """
@@ -47,7 +47,7 @@ class _KL(torch.autograd.Function):
         overwrite_teacher: bool,
     ) -> Tensor:
         pair = as_rows(student), as_rows(teacher)
-        # Division by a positive number keeps the order, so this is the maximum of the quotients.
+        # Division by a positive number keeps the order, so this is also the maximum afterwards.
         highest = torch.stack([rows.amax(-1).float() / temperature for rows in pair])
         reduced(highest, ReduceOp.MAX, group)
         norm = torch.empty_like(highest)
@@ -96,6 +96,6 @@ def _log_softmax(
 
 
 def _can_hold_gradient(teacher: Tensor, student: Tensor) -> bool:
-    """Return whether the teacher's memory can become the gradient, and is not the student's."""
+    """Return whether the teacher's memory can hold the gradient, and is not the student's."""
     apart = teacher.untyped_storage().data_ptr() != student.untyped_storage().data_ptr()
     return apart and teacher.dtype == student.dtype and teacher.is_contiguous()

@@ -1,1 +1,1 @@
-"""What a run writes into its folder, and the checks of a training and of its checkpoints."""
+"""Write the records of a run, and check a training and its checkpoints."""

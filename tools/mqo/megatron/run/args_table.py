@@ -1,6 +1,6 @@
-"""The table checkpoint_args.toml: every argument of a checkpoint, and what programs do with it.
+"""Read checkpoint_args.toml: every argument of a checkpoint, and how programs use it.
 
-Needs only the standard library: `mqo`, which does not import torch, loads it without its package.
+This module needs only the standard library, because `mqo` loads it without torch.
 """
 
 import functools
@@ -20,7 +20,7 @@ Values = Mapping[str, tuple[Any, ...]]
 class ArgsTable:
     """The groups of checkpoint_args.toml, whose header describes them.
 
-    `values` has {argument: its values} of every model ("all") and of both kinds of attention.
+    `values` has {argument: allowed values} for every model ("all") and both kinds of attention.
     """
 
     expressed: frozenset[str]
@@ -58,7 +58,7 @@ class ArgsTable:
 
 def parse_table(rows: Mapping[str, Any]) -> ArgsTable:
     """Return the table of a parsed TOML file; ValueError if an argument is in two groups."""
-    values = {kind: _values(found) for kind, found in rows["values"].items()}
+    values = {kind: _values(rows_of_kind) for kind, rows_of_kind in rows["values"].items()}
     no_effect = {group: _names(text) for group, text in rows["no_effect"].items()}
     sets = {name: _names(rows[name]) for name in ("expressed", "refused")}
     marks = {name: _names(rows[name]) for name in ("read", "unsupported", "needed", "files")}
@@ -88,8 +88,8 @@ def _names(text: str) -> frozenset[str]:
 
 def _values(rows: Mapping[str, list[Any]]) -> Values:
     return {
-        name: tuple(None if value == "None" else value for value in found)
-        for name, found in rows.items()
+        name: tuple(None if value == "None" else value for value in allowed)
+        for name, allowed in rows.items()
     }
 
 
@@ -100,17 +100,17 @@ def read_table() -> ArgsTable:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether an argument of this value is as good as absent."""
+    """Return whether an argument with this value counts as absent."""
     return value is None or value is False or (type(value) in (str, list, dict) and not value)
 
 
 def unknown_arguments(saved: Mapping[str, Any], ignored: Collection[str] = ()) -> list[str]:
-    """Return the names of arguments that the table does not list and that have a value.
+    """Return the names of arguments with a value that the table does not list.
 
-    `ignored` are names that the user wants to ignore. ValueError if the table lists one of them.
+    `ignored` are names that the user ignores. Raises ValueError if the table lists one of them.
     """
     known = read_table().names
     if listed := sorted(set(ignored) & known):
-        raise ValueError(f"{IGNORE_FLAG} {listed[0]} names an argument that this release knows")
-    found = (name for name in saved if name not in known and name not in ignored)
-    return sorted((name for name in found if not is_empty(saved[name])), key=str)
+        raise ValueError(f"{IGNORE_FLAG} {listed[0]} is a known argument of this release")
+    unknown = (name for name in saved if name not in known and name not in ignored)
+    return sorted((name for name in unknown if not is_empty(saved[name])), key=str)

@@ -1,4 +1,4 @@
-"""Chooses the checkpoint from which a run resumes, and removes old ones.
+"""Choose the checkpoint from which a run resumes, and remove old ones.
 
 Upstream names the newest checkpoint in a file and, with --verify-integrity, writes hashes of its
 files. This module adds three things: it takes an older checkpoint if the newest is damaged, removes
@@ -42,9 +42,9 @@ FIRST_SAVE = "first_save_under_way.txt"
 _MOST_DIGITS = 18  # of an iteration
 _FOLDER = re.compile(r"iter_(\d{7,})")
 
-# Where there may be a checkpoint more than is to be kept.
+# The folder of the last save, until old checkpoints in it are removed.
 _saved: Path | None = None
-# The iteration's folder that is being saved, on every rank.
+# The folder of the iteration that is being saved, on every rank.
 _begun: Path | None = None
 
 Fault = Callable[[Path], str | None]
@@ -53,45 +53,46 @@ Fault = Callable[[Path], str | None]
 def before_load(args: Namespace, load_arg: str = "load", model: Any = ()) -> None:
     """Choose the newest complete checkpoint before one is read, and check it. A collective.
 
-    `model` are this rank's chunks, or the model itself.
+    `model` is this rank's chunks, or one model.
 
     If the checkpoint that upstream would take is damaged, set `args.ckpt_step` to the newest
-    complete one before it, and print that. The user's own choice is kept. Without
-    --verify-integrity nothing is chosen, because checkpoints are not known to be complete. If the
-    tracker file is missing, the newest complete checkpoint is taken, because upstream would start
-    from scratch in the same folder.
+    complete one before it, and print that. --ckpt-step is kept. Without --verify-integrity nothing
+    is chosen, because checkpoints are not known to be complete. If the tracker file is missing,
+    the newest complete checkpoint is loaded, because upstream would start from scratch in the same
+    folder.
 
     Raises:
-        CheckpointError: there are checkpoints, and none is known to be whole; or what would be
-            loaded would have something run that no checkpoint needs.
+        CheckpointError: there are checkpoints, and none is known to be complete; or the chosen one
+            would run code that no checkpoint needs.
     """
     engine.prepare([model] if isinstance(model, Module) else model, args)
     folder = load_folder(args, load_arg)
     if folder is None:
         return
-    found = error = None
+    choice = error = None
     if rank() == 0:
         try:
-            found = _look(args, getattr(args, load_arg, None), folder)
+            choice = _look(args, getattr(args, load_arg, None), folder)
         except CheckpointError as none:
             error = str(none)
-    found, error = all_ranks((found, error))[0]
+    choice, error = all_ranks((choice, error))[0]
     if error:
         raise CheckpointError(error)
-    if found:
-        args.ckpt_step, why = found
+    if choice:
+        args.ckpt_step, why = choice
         if rank() == 0:
-            print(f"mqo: {why}; going on from iteration {args.ckpt_step}", flush=True)
+            print(f"mqo: {why}; resuming from iteration {args.ckpt_step}", flush=True)
 
 
 def to_verify(args: Namespace, checkpoint: str) -> bool:
     """Return whether to compare a checkpoint with its hashes when it is read.
 
-    This needs --verify-integrity, and hashes, which checkpoints of other programs may lack;
-    `before_load` takes no checkpoint of this run without. One named by --ckpt-step is not compared.
+    This needs --verify-integrity and hashes. Checkpoints of other programs may lack hashes;
+    `before_load` accepts no checkpoint of this run without them. A checkpoint that --ckpt-step
+    names is not compared.
 
     Raises:
-        CheckpointError: it is, and its hashes are not in upstream's form.
+        CheckpointError: the hashes are needed, and not in upstream's form.
     """
     chosen = getattr(args, "ckpt_step", None) is not None
     manifest = Path(checkpoint) / MANIFEST
@@ -101,13 +102,13 @@ def to_verify(args: Namespace, checkpoint: str) -> bool:
     if wrong:
         raise CheckpointError(
             f"{manifest} {wrong}. Expected: the hashes of that checkpoint's files. Give another "
-            "checkpoint, or --ckpt-step N to load N all the same"
+            "checkpoint, or --ckpt-step N to load N without a check"
         )
     return True
 
 
 def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
-    """Return where upstream looks for a checkpoint: if none is there, in a pre-trained model's."""
+    """Return the folder of --load; of a pre-trained model if --load has no checkpoint."""
     folder = getattr(args, load_arg, None)
     pretrained = getattr(args, "pretrained_checkpoint", None)
     if pretrained and not (folder and (Path(folder) / TRACKER).is_file()):
@@ -118,7 +119,7 @@ def load_folder(args: Namespace, load_arg: str = "load") -> Path | None:
 def newest(args: Namespace) -> Path | None:
     """Return the folder of the iteration that upstream will read, as chosen by `before_load`.
 
-    None without a folder to load from; in one without a checkpoint it is not there. A collective.
+    Returns None without a folder to load. The returned folder may not exist. A collective.
     """
     before_load(args)
     folder = load_folder(args)
@@ -132,41 +133,41 @@ def loaded(folder: Path, step: int | None = None) -> Path:
 
 
 def _look(args: Namespace, own: str | None, used: Path) -> tuple[int, str] | None:
-    """Return what `choose` returns, if there is a choice, and check the metadata of the chosen one.
+    """Return the result of `choose`, if it applies, and check the metadata of that checkpoint.
 
     `own` is the folder in the run's arguments, `used` the one from which upstream loads.
     """
-    found, chosen = None, getattr(args, "ckpt_step", None)
+    choice, chosen = None, getattr(args, "ckpt_step", None)
     folder = Path(own or used)
     if chosen is None and not _has_tracker(folder):
-        found = _without_tracker(args, folder)
-    if found is None:
+        choice = _without_tracker(args, folder)
+    if choice is None:
         folder = used
     # A pre-trained model of another program may have no hashes.
     pretrained = str(folder) == getattr(args, "pretrained_checkpoint", None)
-    if found is None and chosen is None and _verifies(args) and not pretrained:
-        found = choose(folder, fault, own=_is_own(args, folder))
-    checkpoint = loaded(folder, found[0] if found else chosen)
+    if choice is None and chosen is None and _verifies(args) and not pretrained:
+        choice = choose(folder, fault, own=_is_own(args, folder))
+    checkpoint = loaded(folder, choice[0] if choice else chosen)
     check_metadata(checkpoint)
     check_common_state(checkpoint)
-    return found
+    return choice
 
 
 def _without_tracker(args: Namespace, folder: Path) -> tuple[int, str] | None:
-    """Return the newest whole checkpoint of a folder without a tracker, and why; None without.
+    """Return the newest complete checkpoint of a folder without a tracker, and why; else None.
 
-    What a kill left of a first save is none. The tracker is written in the run's own folder, and
-    where upstream would take a pre-trained model in its place.
+    A partial first save of a killed run does not count. The tracker is written in the run's own
+    folder, and also if upstream would load a pre-trained model instead.
 
     Raises:
-        CheckpointError: it holds checkpoints, and none that is known to be whole.
+        CheckpointError: there are checkpoints, and none is known to be complete.
     """
     complete = [i for i in _iterations(folder) if _is_complete(_path(folder, i))]
     release = (folder / "release").is_dir()
     if not complete and not release:
         return None
     listed = ", ".join([str(i) for i in sorted(complete)] + ["release"] * release)
-    why = f"{folder} holds checkpoints ({listed}) and no {TRACKER}, which names the newest"
+    why = f"{folder} has checkpoints ({listed}) and no {TRACKER}, which names the newest"
     pretrained = getattr(args, "pretrained_checkpoint", None)
     if _verifies(args) and str(folder) != pretrained:
         for iteration in sorted(complete, reverse=True):
@@ -175,9 +176,9 @@ def _without_tracker(args: Namespace, folder: Path) -> tuple[int, str] | None:
                     _name_newest(folder, iteration)
                 return iteration, why
     raise CheckpointError(
-        f"{why}. Expected: that file, for none of them is known to be whole. Write one's number "
-        f"(or the word release) into {folder / TRACKER}, give --ckpt-step N to load N, or give an "
-        "empty folder to begin anew"
+        f"{why}. Expected: that file, because none of them is known to be complete. Write a number "
+        f"(or the word release) to {folder / TRACKER}, give --ckpt-step N to load N, or give an "
+        "empty folder to start from scratch"
     )
 
 
@@ -186,13 +187,13 @@ def _verifies(args: Namespace) -> bool:
 
 
 def _is_own(args: Namespace, folder: Path) -> bool:
-    """Return whether the run saves to the folder, too."""
+    """Return whether the run also saves to the folder."""
     save = getattr(args, "save", None)
     return save is not None and Path(save).resolve() == folder.resolve()
 
 
 def before_save(args: Namespace, iteration: int) -> None:
-    """Clear what a killed run left of an iteration before it is saved."""
+    """Remove a partial checkpoint of a killed run before the iteration is saved."""
     global _saved, _begun
     _begun = begun = _path(Path(args.save), iteration) if args.save else None
     if rank() == 0 and begun is not None:
@@ -204,7 +205,7 @@ def before_save(args: Namespace, iteration: int) -> None:
 
 
 def keep_last(count: int) -> None:
-    """Remove all but the `count` newest once the last save is complete; 0 keeps all."""
+    """Remove all but the `count` newest checkpoints after a complete save; 0 keeps all."""
     global _saved, _begun
     if _saved is not None and _has_tracker(_saved):
         (_saved / FIRST_SAVE).unlink(missing_ok=True)
@@ -219,11 +220,11 @@ def being_saved() -> Path | None:
 
 
 def choose(folder: Path, fault: Fault, *, own: bool = True) -> tuple[int, str] | None:
-    """Return the iteration to load instead of upstream's choice, and why; None for that one.
+    """Return the iteration to load instead of upstream's choice, and why; None to keep that.
 
-    `fault` says what is wrong with a checkpoint's folder. The tracker of the run's `own` folder
-    comes to name what is chosen, so that the damaged one counts as unfinished. Of another folder it
-    does so only where it is unreadable, since upstream would end the program over that.
+    `fault` returns what is wrong with a checkpoint's folder. In the run's `own` folder the tracker
+    is changed to the returned iteration, so that the damaged one counts as unfinished. In another
+    folder it is changed only if it is unreadable, because upstream would end the program.
     """
     newest = _tracked(folder)
     if newest is None:
@@ -242,8 +243,9 @@ def choose(folder: Path, fault: Fault, *, own: bool = True) -> tuple[int, str] |
                 _name_newest(folder, iteration)
             return iteration, why
     raise CheckpointError(
-        f"{why}, and there is no whole one before it in {folder}. Expected: one whose files are as "
-        "its integrity.json says. Give another folder, or --ckpt-step N to load N all the same"
+        f"{why}, and {folder} has no complete checkpoint before it. Expected: a checkpoint whose "
+        "files match its integrity.json. Give another folder, or --ckpt-step N to load N without a "
+        "check"
     )
 
 
@@ -255,9 +257,9 @@ def fault(checkpoint: Path) -> str | None:
     )
 
     if not checkpoint.is_dir():
-        return "it is not there"
+        return "it does not exist"
     if not (checkpoint / MANIFEST).is_file():
-        return f"it has no {MANIFEST}: it was not saved to its end, or without --verify-integrity"
+        return f"it has no {MANIFEST}: its save was not complete, or without --verify-integrity"
     wrong = manifest_fault(checkpoint / MANIFEST)
     if wrong:
         return f"its {MANIFEST} {wrong}"
@@ -271,7 +273,7 @@ def fault(checkpoint: Path) -> str | None:
 def manifest_fault(manifest: Path) -> str | None:
     """Return why upstream could not read an integrity.json; None if it could.
 
-    One without a file is a fault: it would hold of any checkpoint.
+    A manifest without files is a fault: it would match any checkpoint.
     """
     try:
         files = read_json_object(manifest, within=manifest.parent).get("files")
@@ -281,20 +283,20 @@ def manifest_fault(manifest: Path) -> str | None:
         return "lists no files"
     for name, digest in files.items():
         if not isinstance(digest, str):
-            return f"has no hash of {name}"
+            return f"lists {name} without a hash"
         try:
             check_file(manifest.parent / name)
         except NoFileError:
-            pass  # which upstream's check tells
+            pass  # upstream's check reports it
         except UntrustedFileError as error:
             return f"lists a file that is not one: {error.found}"
     return None
 
 
 def clear_unfinished(folder: Path, iteration: int) -> None:
-    """Remove what there is of a checkpoint that the tracker does not name; links are left.
+    """Remove the folder of an iteration that the tracker does not name; links are left.
 
-    Without a tracker, a complete one is moved aside: nothing says that a kill left it.
+    Without a tracker a complete checkpoint is renamed, because it may not be from a killed run.
     """
     target = _path(folder, iteration)
     if not target.is_dir() or target.is_symlink() or _tracked(folder) == iteration:
@@ -305,7 +307,7 @@ def clear_unfinished(folder: Path, iteration: int) -> None:
     names = (target.with_name(f"old{n or ''}_{target.name}") for n in itertools.count())
     aside = next(name for name in names if not name.exists())
     target.rename(aside)
-    print(f"mqo: {target} was there, and is now {aside.name}", flush=True)
+    print(f"mqo: {target} existed, and was renamed to {aside.name}", flush=True)
 
 
 def remove_old(folder: Path, count: int) -> None:
@@ -331,9 +333,9 @@ def _has_tracker(folder: Path) -> bool:
 
 
 def _tracked(folder: Path) -> int | None:
-    """Return the iteration that the tracker names: -1 if it is unreadable, None without one.
+    """Return the iteration in the tracker: -1 if it is unreadable, None without a tracker.
 
-    A released model, of no iteration, counts as None: it is not what a run writes.
+    A released model, which has no iteration, also gives None: a run never writes one.
     """
     try:
         text = read_text(folder / TRACKER, Limit.NAME).strip()
@@ -354,15 +356,15 @@ def _name_newest(folder: Path, iteration: int) -> None:
     except OSError as error:
         raise CheckpointError(
             f"{folder / TRACKER} cannot be written ({error.strerror}). Expected: the number "
-            f"{iteration}, of the newest whole checkpoint. Give a folder that is yours"
+            f"{iteration}, of the newest complete checkpoint. Give a folder that you can write to"
         ) from error
 
 
 def _is_complete(checkpoint: Path) -> bool:
-    """Return whether an iteration's folder holds what a save writes last; a killed one does not.
+    """Return whether an iteration's folder has the files that a save writes last.
 
-    That is the hashes, or metadata where no first save is under way: it comes before the hashes,
-    which take long. In the format of one file a rank, nothing tells.
+    These are the hashes, or metadata if no first save is under way. Metadata are written before
+    the hashes, which take long. In the format with one file per rank nothing marks the end.
     """
     begun = checkpoint.parent / FIRST_SAVE
     if not (checkpoint / MANIFEST).exists() and begun.is_file():

@@ -1,7 +1,7 @@
-"""Says of a failed write that the disk is full, where it is, and what a checkpoint needs.
+"""Report that a write failed because of a full disk, which disk, and what a checkpoint needs.
 
-A save passes its errors through threads and text: of a full disk, "Worker failure" is left, or a
-position that is not as torch's zip writer expected it. Free space tells what happened.
+A save passes its errors through threads and text: a full disk ends as "Worker failure", or as an
+unexpected position in torch's zip writer. The free space shows the cause.
 """
 
 import errno
@@ -18,24 +18,24 @@ from mqo.megatron.run.ranks import all_ranks
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _WORDS = ("no space left on device", "disk quota exceeded")
-# Adam's averages and, beside weights of less, main weights: bytes a weight, in fp32.
+# Bytes per weight in fp32: Adam's averages, and main weights of weights in a smaller dtype.
 _AVERAGES, _MAIN = 8, 4
-_LEAST = 1 << 16  # free bytes below which a disk is full for what is written beside weights
+_LEAST = 1 << 16  # a disk with fewer free bytes counts as full for files without weights
 
 
 class DiskError(RuntimeError):
-    """A disk that holds what a run writes is full."""
+    """A disk that a run writes to is full."""
 
 
-# Where this run saves, and the bytes that a checkpoint needs, once known.
+# The folder where this run saves, and the bytes that a checkpoint needs, once known.
 _save: Path | None = None
 _needed = 0
 
 
 def begin_run(model: Iterable[Module], args: Namespace) -> list[str]:
-    """Note what a checkpoint of the model needs; say where the disk has less.
+    """Record the bytes that a checkpoint needs; return a warning if the disk has less.
 
-    A collective where the run saves.
+    A collective if the run saves.
     """
     global _save, _needed
     _save = Path(args.save) if getattr(args, "save", None) else None
@@ -51,32 +51,32 @@ def begin_run(model: Iterable[Module], args: Namespace) -> list[str]:
 
 
 def explain(error: BaseException) -> DiskError | None:
-    """Return what `error` is if a full disk caused it; None if not."""
+    """Return a DiskError if a full disk caused `error`, else None."""
     begun = being_saved()
-    if not any(_says_full(one) for one in _chain(error)) and not _lacks_room(begun):
+    if not any(_says_full(cause) for cause in _chain(error)) and not _lacks_room(begun):
         return None
     if begun is not None:
         return DiskError(_text(begun.parent))
-    named = (getattr(one, "filename", None) for one in _chain(error))
-    places = [Path(name).parent for name in named if isinstance(name, str)]
+    named = (getattr(cause, "filename", None) for cause in _chain(error))
+    folders = [Path(name).parent for name in named if isinstance(name, str)]
     run = run_folder()
-    places = places or [place for place in (_save, run.root if run else None) if place]
-    return DiskError(_text(min(places or [Path.cwd()], key=free_bytes)))
+    folders = folders or [folder for folder in (_save, run.root if run else None) if folder]
+    return DiskError(_text(min(folders or [Path.cwd()], key=free_bytes)))
 
 
-def full_text(place: Path, error: BaseException) -> str | None:
-    """Return what to say of an error in writing to `place`, if its full disk caused that."""
-    free = free_bytes(place)
-    if free >= _LEAST and not any(_says_full(one) for one in _chain(error)):
+def full_text(folder: Path, error: BaseException) -> str | None:
+    """Return a clause if a full disk of `folder` caused a failed write to it, else None."""
+    free = free_bytes(folder)
+    if free >= _LEAST and not any(_says_full(cause) for cause in _chain(error)):
         return None
-    return f"The disk of {place} is full: {readable(free)} are free"
+    return f"The disk of {folder} is full: {readable(free)} are free"
 
 
 def checkpoint_bytes(model: Iterable[Module], args: Namespace) -> int:
-    """Return about how many bytes a checkpoint of this run has; a collective.
+    """Estimate the bytes of a checkpoint of this run; a collective.
 
-    `model` are this rank's chunks. A weight that several ranks hold counts once; Adam's state is
-    assumed. Buffers and metadata are left out.
+    `model` are this rank's chunks. A weight that several ranks hold counts once; the optimizer is
+    assumed to be Adam. Buffers and metadata are left out.
     """
     share = sum(
         parameter.numel() * _bytes_a_weight(parameter, args) / _copies(parameter, args)
@@ -87,7 +87,7 @@ def checkpoint_bytes(model: Iterable[Module], args: Namespace) -> int:
 
 
 def free_bytes(folder: Path | str) -> int:
-    """Return the bytes that are free for a file in `folder`, which need not exist yet."""
+    """Return the free bytes for a file in `folder`, which need not exist yet."""
     near = Path(folder).absolute()
     while not near.exists():
         near = near.parent
@@ -95,7 +95,7 @@ def free_bytes(folder: Path | str) -> int:
 
 
 def readable(count: int) -> str:
-    """Return a number of bytes in the unit that fits: 4.2 MB."""
+    """Return a number of bytes with a fitting unit, such as 4.2 MB."""
     units = ("bytes", "kB", "MB", "GB", "TB")
     power = min((len(str(count)) - 1) // 3, len(units) - 1)
     return f"{count / 1000**power:.{1 if power else 0}f} {units[power]}"
@@ -108,35 +108,35 @@ def _says_full(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, what it was raised from, and those that torch collected of all ranks."""
+    """Yield the error, its causes, and the errors that torch collected from all ranks."""
     left, seen = [error], set()
     while left:
-        one = left.pop()
-        if id(one) in seen:
+        cause = left.pop()
+        if id(cause) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        left += [e for e in (one.__cause__, one.__context__) if e is not None]
-        left += [wrapped[0] for wrapped in getattr(one, "failures", {}).values()]
+        seen.add(id(cause))
+        yield cause
+        left += [e for e in (cause.__cause__, cause.__context__) if e is not None]
+        left += [wrapped[0] for wrapped in getattr(cause, "failures", {}).values()]
 
 
 def _lacks_room(begun: Path | None) -> bool:
-    """Return whether a save is under way, and the disk has less than it still needs."""
+    """Return whether a save is under way that needs more than the free bytes of the disk."""
     if begun is None:
         return False
     written = sum(file.stat().st_size for file in begun.rglob("*") if file.is_file())
     return free_bytes(begun) < max(_needed - written, _LEAST)
 
 
-def _text(place: Path) -> str:
-    parts = [f"The disk of {place} is full: {readable(free_bytes(place))} are free."]
-    if place == _save:
-        saved = newest_saved(place)
-        newest = "none was saved" if saved is None else f"the newest is that of step {saved}"
+def _text(folder: Path) -> str:
+    parts = [f"The disk of {folder} is full: {readable(free_bytes(folder))} are free."]
+    if folder == _save:
+        saved = newest_saved(folder)
+        newest = "none was saved" if saved is None else f"the newest is of step {saved}"
         parts.append(f"A checkpoint needs about {readable(_needed)}; {newest}.")
     parts.append(
         "Free some space, keep fewer checkpoints (--keep-last N) or give a folder on another disk; "
-        "with a CHECKPOINT, the same command goes on from the newest one"
+        "with a CHECKPOINT, the same command resumes from the newest one"
     )
     return " ".join(parts)
 
@@ -149,7 +149,7 @@ def _bytes_a_weight(parameter: Parameter, args: Namespace) -> int:
 
 
 def _copies(parameter: Parameter, args: Namespace) -> int:
-    """Return how many ranks hold the same part of a weight; upstream marks parts, and experts."""
+    """Return the number of ranks with the same part of a weight, from upstream's attributes."""
     world, stages = _size(args, "world_size"), _size(args, "pipeline_model_parallel_size")
     if not getattr(parameter, "allreduce", True):  # an expert's
         parts = _size(args, "expert_model_parallel_size")

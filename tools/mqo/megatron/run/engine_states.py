@@ -1,8 +1,8 @@
-"""The extra state that Transformer Engine's modules save in and read from checkpoints.
+"""Protect against the extra state of Transformer Engine's modules in checkpoints.
 
-It is a pickle of a quantization recipe and its scales, which Transformer Engine loads without
-restricting the classes that the pickle names. Our factory needs no state: scales are computed from
-the current tensor, and types come from the source.
+The state is a pickle of a quantization recipe and its scales. Transformer Engine loads it without
+restricting the classes that it names. Our factory needs no state: scales are computed from
+the current tensor, and types are in the source.
 """
 
 import io
@@ -23,23 +23,23 @@ _KEPT = "mqo_states_are_checked"
 
 
 class StateReader(Reader):
-    """Builds recipes and tensors, and nothing else."""
+    """Unpickle recipes and tensors, and nothing else."""
 
     known: ClassVar = {
         "collections": {"OrderedDict"},
         "torch._utils": {"_rebuild_tensor_v2"},
-        # torch's is under a restriction to weights, as the process is, and Megatron's is such.
+        # torch's obeys the process's restriction to weights; Megatron's has its own.
         "torch.storage": {"_load_from_bytes"},
         "megatron.core.safe_globals": {"safe_load_from_bytes"},
         _RECIPES: set(),
     }
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return a class of Transformer Engine's recipes, or one that every reader allows."""
+        """Return a class of Transformer Engine's recipes, or one that all readers allow."""
         if module == _RECIPES and name.isidentifier():
-            found = super(Reader, self).find_class(module, name)
-            if isinstance(found, type) and found.__module__ == _RECIPES:
-                return found
+            cls = super(Reader, self).find_class(module, name)
+            if isinstance(cls, type) and cls.__module__ == _RECIPES:
+                return cls
             raise ForeignError(f"{module}.{name}")
         return super().find_class(module, name)
 
@@ -47,7 +47,7 @@ class StateReader(Reader):
 def protect_states(model: Module, args: Namespace) -> None:
     """Make the engine's modules in `model` load checkpoints without running code.
 
-    If `args` name our factory, they neither load nor save state.
+    If `args` select our factory, the modules neither load nor save state.
     """
     ours = getattr(args, "fp8_quantizer_factory", None) == FACTORY
     module: Any
@@ -78,7 +78,7 @@ def _checked(load: Callable[[Any], None]) -> Callable[[Any], None]:
         elif state is not None:
             raise CheckpointError(
                 "The state of a quantizer is in a form that Transformer Engine no longer writes. "
-                "Expected: a tensor of bytes. Give a checkpoint that a newer release saved"
+                "Expected: a tensor of bytes. Give a checkpoint from a newer release"
             )
         load(state)
 

@@ -1,4 +1,4 @@
-"""What ends a program of this package before anything is written."""
+"""The errors that end a program of this package before anything is written."""
 
 import json
 import os
@@ -15,7 +15,7 @@ class InferenceError(RuntimeError):
     """A user-correctable error.
 
     `found` and `expected` are clauses without a full stop; `help` is one sentence. `facts` are the
-    three, for who words it otherwise.
+    three, for a caller that builds its own error.
     """
 
     def __init__(self, found: str, expected: str = "", help: str = "") -> None:
@@ -29,11 +29,11 @@ class InferenceError(RuntimeError):
 
 
 class DistillationError(InferenceError):
-    """A teacher, a student or a configuration that do not go together."""
+    """A teacher, a student and a configuration that do not fit each other."""
 
 
 class PtqError(InferenceError):
-    """A model, a format, data or a target that post-training quantization cannot take."""
+    """A model, format, data or target that post-training quantization does not support."""
 
 
 class SavedError(InferenceError):
@@ -42,7 +42,7 @@ class SavedError(InferenceError):
 
 @contextmanager
 def reading(kind: type[InferenceError] = SavedError) -> Iterator[None]:
-    """Raise `kind` for a file that the reader of files from elsewhere refuses."""
+    """Raise `kind` for a file that the reader of untrusted files refuses."""
 
     try:
         yield
@@ -54,24 +54,24 @@ def reading(kind: type[InferenceError] = SavedError) -> Iterator[None]:
 def building_tokenizer(
     where: object, kind: type[InferenceError] = SavedError, help: str = ""
 ) -> Iterator[None]:
-    """Raise `kind` for whatever a library raises of the files of a tokenizer."""
+    """Raise `kind` for any error of a library that loads the files of a tokenizer."""
     try:
         yield
     except Exception as error:
-        found = f"{where} is no tokenizer: {words_of(error)}"
-        raise kind(found, "a tokenizer's folder", help) from None  # it may advise to run code
+        clause = f"{where} is not a tokenizer: {words_of(error)}"
+        raise kind(clause, "the folder of a tokenizer", help) from None  # it may advise to run code
 
 
 def words_of(error: Exception) -> str:
-    """Return what an error of transformers says, in one line, without advice to run code."""
+    """Return the message of an error of transformers in one line, without advice to run code."""
     if "trust_remote_code" in str(error):
-        return "it names code of its own, which is not run"
+        return "it contains its own code, which is not run"
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}".removesuffix(": ")
 
 
 def leave(error: Exception) -> NoReturn:
     """Exit with the error's text, and write it to the file that MQO_FAILURE names."""
-    if place := os.environ.get("MQO_FAILURE"):
+    if path := os.environ.get("MQO_FAILURE"):
         facts = getattr(error, "facts", {"found": str(error)})
-        Path(place).write_text(json.dumps(facts), encoding="utf-8")
+        Path(path).write_text(json.dumps(facts), encoding="utf-8")
     sys.exit(str(error))

@@ -9,21 +9,20 @@ from pathlib import Path
 
 QUANTIZERS = "quantizers of libraries"  # the key of implementation.json
 # An attribute of the arguments in a checkpoint: the name of ModelOpt's format, if
-# our own program (examples/export) quantized the model.
+# examples/export quantized the model.
 MODELOPT_FORMAT = "mqo_modelopt_format"
 MODELOPT_STATE = "modelopt_state"  # the folder of ModelOpt's state in an iteration's folder
 
 
 @dataclass(frozen=True)
 class RunFiles:
-    """The files and folders of one run, by its root folder.
+    """The files and folders of one run.
 
     `mqo` writes command.sh, cell.json, environment.json, origin.txt, quant.toml, overlay.diff,
     source/, coverage.json and coverage.txt before the run, log.txt during it and result.json after
     it; the training program writes metrics.jsonl, quant_stats.json, implementation.json,
     device.json, failure.txt, packages.json, ended.json, dumps/, tensorboard/ and checkpoints/. With
-    a tracker there are trackers.json, tracker.txt and what the tracker itself keeps, such as
-    wandb/.
+    a tracker there are trackers.json, tracker.txt and the tracker's own files, such as wandb/.
     """
 
     root: Path
@@ -55,7 +54,7 @@ class RunFiles:
 
 def run_folder() -> RunFiles | None:
     """Return the folder of this run's quant.toml; None for a run without one."""
-    from mqo.quant.options import ENVIRONMENT_VARIABLE  # with torch, which mqo has not
+    from mqo.quant.options import ENVIRONMENT_VARIABLE  # imports torch, which mqo does not need
 
     path = os.environ.get(ENVIRONMENT_VARIABLE)
     return RunFiles(Path(path).parent) if path else None

@@ -1,7 +1,7 @@
-"""Check a tokenizer that comes from elsewhere before a library reads it.
+"""Check an untrusted tokenizer before a library reads it.
 
 The libraries follow links, wait for pipes and run patterns that may not end. Here the files of a
-folder are checked by name, then loaded and used in a child with limits.
+folder are checked by name, then loaded and used in a child process with limits.
 """
 
 import functools
@@ -11,25 +11,25 @@ from pathlib import Path
 from mqo.megatron.run import isolated
 from mqo.megatron.run.untrusted import Limit, check_file, read_json
 
-# What defines a vocabulary. Each of these makes a folder a tokenizer's.
+# Files that define a vocabulary. A folder with any of them is a tokenizer's.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 CONFIG = "tokenizer_config.json"
-# All that a tokenizer's class may read, and that is copied with a model. Others may hold code.
+# Files that a tokenizer's class may read, and that are copied with a model. Others may be code.
 FILES = (
     *(*VOCABULARIES, CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt"),
     *("chat_template.jinja", "chat_template.json"),
 )
 # Next to a tokenizer: transformers reads it to choose the class.
 MODEL = "config.json"
-# Runs of one kind of character, and an end: what makes a careless pattern try every split.
+# Repeated characters of one kind, and an end: a careless pattern tries every split of these.
 _RUNS = ("a", "A", "1", " ", "\n", "!", "a1", "aA", "\u00e9", "a ")
 _PROBES = tuple(run * (2000 // len(run)) + end for run in _RUNS for end in ("", "!", "\0"))
 
 
 def check_tokenizer(path: Path) -> None:
-    """Raise UntrustedFileError unless a tokenizer's folder or file loads and encodes in bounds.
+    """Raise UntrustedFileError unless a tokenizer's folder or file loads and encodes within limits.
 
-    Links lead to files of the folder, or from a snapshot of a Hugging Face cache to its blobs.
+    Links must lead to files of the folder, or from a Hugging Face cache's snapshot to its blobs.
     """
     folder = path if path.is_dir() else path.parent
     names = (*FILES, MODEL) if path.is_dir() else (path.name,)
@@ -38,14 +38,15 @@ def check_tokenizer(path: Path) -> None:
         check_file(file, Limit.TOKENIZER, within=folder)
     stats = [file.stat() for file in files]
     marks = tuple(
-        (file, one.st_size, one.st_mtime_ns) for file, one in zip(files, stats, strict=True)
+        (file, status.st_size, status.st_mtime_ns)
+        for file, status in zip(files, stats, strict=True)
     )
     _try(folder, marks)
 
 
 @functools.cache
 def _try(folder: Path, marks: tuple[tuple[Path, int, int], ...]) -> None:
-    """Load a tokenizer in a child, once for each state of its files."""
+    """Load a tokenizer in a child process, once per state of its files."""
     files = [file for file, *_ in marks]
     limits = isolated.limits_of(sum(size for _, size, _ in marks))
     isolated.try_first(lambda: _load(folder, files), folder, limits)

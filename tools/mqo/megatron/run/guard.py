@@ -1,4 +1,4 @@
-"""Compares what the run should quantize with what its quantizers did, over all ranks."""
+"""Compare what the run should quantize with what its quantizers did, over all ranks."""
 
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
@@ -29,32 +29,31 @@ from mqo.quant.micro_batches import set_replica
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER, Key, QuantRecord, merge
 
-# What `before_step` found on the model, once.
-_found: list[FoundLayer] | None = None
-# The step that is to be checked: its layers as they run, and the calls that were before it.
+# The layers of the model, once `_inspect_model` has found them.
+_labeled: list[FoundLayer] | None = None
+# For the step to check: the layers that run, and the calls before it.
 _usage: Usage | None = None
 _calls: dict[Key, int] = {}
-# Whether a step or a final validation began in this process, and how many steps did.
+# Whether a step or a final validation began in this process, and the number of begun steps.
 _began, _steps = False, 0
-# Upstream's arguments, in which it notes the iteration of the checkpoint that it loaded.
+# Upstream's arguments, where it stores the iteration of the loaded checkpoint.
 _args: Namespace | None = None
-# The types that a step was last checked for. A schedule changes them in the course of a run.
+# The types of the last checked step. A schedule changes them during a run.
 _checked: dict[str, str] | None = None
 
 
-# The sites of a forward pass: what a validation runs.
+# The sites of a forward pass, which a validation runs.
 _FORWARD = ("fprop", "qk", "pv")
 
 
 class GuardError(RuntimeError):
-    """The run does not quantize what its mode asks for."""
+    """The run does not quantize what its mode requires."""
 
 
 def before_model(args: Namespace) -> None:
     """End a run before its model is built, if its arguments prevent the quantization of a site.
 
-    `args` are upstream's. If a program does not call this function, `before_step` finds the same.
-
+    `args` are upstream's. `before_step` repeats the check, for programs that skip this function.
     """
     global _args
     _args = args
@@ -64,11 +63,11 @@ def before_model(args: Namespace) -> None:
 
 
 def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None) -> None:
-    """End a run that cannot quantize as asked, before the process's first training step.
+    """End a run that cannot quantize as configured, before the first training step of the process.
 
-    `model` are this rank's chunks, as the trainer holds them; `args` are upstream's, and so is
-    `optimizer`, which is recorded. Called on every rank; the patched trainer does so, before every
-    step. The quantizers learn which step and which rank it is, so that their random numbers change.
+    `model` are this rank's chunks in the trainer; `args` are upstream's, and so is `optimizer`,
+    which is recorded. The patched trainer calls this on every rank before every step. It also sets
+    the step and the rank of the quantizers, so that their random numbers change.
     """
     global _usage, _calls, _began, _steps
     _began, _steps = True, _steps + 1
@@ -79,7 +78,7 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
         return
     RECORDER.begin_step(done + 1)
     keep_last(current().keep_checkpoints)
-    if _found is None:
+    if _labeled is None:
         model = list(model)
         if optimizer is not None:
             implementation.record(model, optimizer)
@@ -94,14 +93,14 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
 def before_validation(model: Iterable[Module], args: Namespace, iteration: int) -> None:
     """Prepare the final validation of a training that ended in an earlier process.
 
-    The patched trainer calls this on every rank before every validation. It does nothing if a step
-    or a validation began before. Otherwise no step will run here: the draws of stochastic rounding
-    and the schedules are set to those of the process that trained the last step, and the model is
-    checked as before a first step.
+    The patched trainer calls this on every rank before every validation. It does nothing after the
+    first step or validation. Otherwise no step will run here: the random numbers of stochastic
+    rounding and the schedules are set as in the process that trained the last step, and the model
+    is checked as before a first step.
 
     Raises:
         CheckpointError: the checkpoint was trained with other types than this run's.
-        GuardError: the validation cannot quantize as asked.
+        GuardError: the validation cannot quantize as configured.
     """
     global _usage, _began
     if _began:
@@ -115,7 +114,7 @@ def before_validation(model: Iterable[Module], args: Namespace, iteration: int) 
     if changed := keep_types(args, current()):
         raise CheckpointError(
             f"iteration {iteration} is the last step, and nothing is left to train: "
-            f"{'; '.join(changed)}. Expected: the types of the checkpoint. Give those, give "
+            f"{'; '.join(changed)}. Expected: the types of the checkpoint. Give these types, give "
             "another CHECKPOINT, or train longer with `-- --train-samples`"
         )
     _usage = _watch_layers(asked_now(forward_only=True))
@@ -127,36 +126,36 @@ def steps_begun() -> int:
 
 
 def _set_draws(done: int, args: Namespace) -> None:
-    """Tell the quantizers the step and the rank, from which their random numbers follow."""
+    """Set the step and the rank of the quantizers, which determine their random numbers."""
     set_step(done, getattr(args, "train_iters", None))
     set_replica(*data_rank())
 
 
 def _inspect_model(model: list[Module], args: Namespace) -> None:
-    """Find the layers of a model, and end a run that cannot quantize them as asked."""
-    global _found
+    """Find the layers of a model, and end a run that cannot quantize them as configured."""
+    global _labeled
     if current().check_nan:
         watch(model)
-    _found = [one for chunk in model for one in find_layers(chunk)]
+    _labeled = [labeled for chunk in model for labeled in find_layers(chunk)]
     engine.prepare(model, args)
-    others = [one for chunk in model for one in other_weights(chunk)]
-    inspect([one.layer for one in _found] + others, read_setup(args))
+    others = [layer for chunk in model for layer in other_weights(chunk)]
+    inspect([labeled.layer for labeled in _labeled] + others, read_setup(args))
     check_alone(quantized_layers(model))
-    check_cuts(_found, args)
+    check_cuts(_labeled, args)
 
 
 def _watch_layers(types: Mapping[str, str]) -> Usage | None:
-    """Start to note which layers run, of the kinds that `types` quantize."""
+    """Start to record which layers run, of the kinds that `types` quantize."""
     kinds = {SITES[site].layer for site, wanted in types.items() if wanted != "none"}
-    return Usage(_found or (), kinds) if kinds else None
+    return Usage(_labeled or (), kinds) if kinds else None
 
 
 def after_step(iteration: int) -> None:
-    """Write what was measured; after the first step of each type, end a run that is not as asked.
+    """Write measurements; after the first step of each type, end a run with other quantization.
 
-    By then every site has had a forward and a backward pass. After a step that was measured, also
-    end a run with a quantizer that changes nothing. Called on every rank, since a pipeline stage
-    may hold no site of a kind; the patched trainer does so, after every step.
+    By then every site has had a forward and a backward pass. After a measured step, also end a run
+    with a quantizer that changes nothing. The patched trainer calls this on every rank after every
+    step, because a pipeline stage may have no site of a kind.
     """
     global _usage, _checked
     types = asked_now()
@@ -166,7 +165,7 @@ def after_step(iteration: int) -> None:
         _end(missing(types, merge(all_ranks(here)), type_of), when)
         if _usage is not None:
             used, _usage = _usage.close(), None
-            check_layers(types, [one.layer for one in _found or ()], used, here, when)
+            check_layers(types, [labeled.layer for labeled in _labeled or ()], used, here, when)
         record_packages()
     measured = run_folder() is not None and RECORDER.measuring
     end_step(iteration)
@@ -188,20 +187,20 @@ def since(calls: Mapping[Key, int], records: Iterable[QuantRecord]) -> list[Quan
 
 
 def inspect(layers: list[Layer], setup: Setup) -> None:
-    """Raise GuardError for all that would keep a GEMM from being quantized, or excluded, as asked.
+    """Raise GuardError for each reason why a GEMM would not be quantized or excluded as configured.
 
     A collective: `layers` are this rank's.
     """
     everywhere = [layer for here in all_ranks(layers) for layer in here]
     patterns = (*current().exclude, *(rule.layers for rule in current().rules))
     faults = unmatched(patterns, everywhere) + current().contradictions()
-    asked = ever_asked(current())
-    _end(faults + find_traps(asked, setup, everywhere, is_excluded), "before the first step")
-    _say(notes(asked, everywhere))
+    types = ever_asked(current())
+    _end(faults + find_traps(types, setup, everywhere, is_excluded), "before the first step")
+    _say(notes(types, everywhere))
 
 
 def check_alone(others: list[str]) -> None:
-    """Raise GuardError if ModelOpt, too, quantizes layers: this rank's `others`.
+    """Raise GuardError if ModelOpt also quantizes layers: this rank's `others`.
 
     A collective.
     """
@@ -210,62 +209,62 @@ def check_alone(others: list[str]) -> None:
     if names and sites:
         types = ", ".join(f"{site} as {wanted}" for site, wanted in sites.items())
         fault = (
-            f"ModelOpt quantizes {len(names)} layers of this checkpoint, {names[0]} among them, "
-            f"and the source {types}: pass --quantization bf16, which leaves it to ModelOpt"
+            f"ModelOpt quantizes {len(names)} layers of this checkpoint, such as {names[0]}, and "
+            f"the source quantizes {types}: pass --quantization bf16 to leave it to ModelOpt"
         )
         _end([fault], "before the first step")
 
 
-def check_cuts(found: list[FoundLayer], args: Namespace) -> None:
-    """Raise GuardError for every block of this layout that is cut in two; a collective."""
+def check_cuts(layers: list[FoundLayer], args: Namespace) -> None:
+    """Raise GuardError for every block that this layout splits; a collective."""
     blocks, squares = current().blocks(), current().squares()
-    here = cut_blocks(blocks, squares, found, read_chunk_tokens(args), is_excluded)
+    here = cut_blocks(blocks, squares, layers, read_chunk_tokens(args), is_excluded)
     _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
 
 
 def ever_asked(options: QuantConfig) -> dict[str, str]:
-    """Return the first type of each site that is quantized at any time."""
+    """Return the first type of each site, other than none if it is ever quantized."""
     types = {site: [phase.quant_type for phase in options.phases(site)] for site in SITES}
     return {site: next((t for t in ts if t != "none"), "none") for site, ts in types.items()}
 
 
 def check_all(records: list[QuantRecord]) -> None:
-    """Raise GuardError for every site that in all of a run did not run as asked, or to no effect.
+    """Raise GuardError for every site that did not run as configured, or without effect.
 
     `records` are of all ranks. A site with a schedule was checked when each of its types began. If
-    only the final validation ran, the backward GEMMs did not. A collective.
+    only the final validation ran, backward GEMMs are not checked. A collective.
     """
     _end(ineffective(records), "at the end")
     if not _steps and (_began or _trained_before()):
         _check_validation(records)
         return
     options = current()
-    asked = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
+    types = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     rest = [record for record in records if record.site not in options.schedule]
-    _end(missing(asked, rest, type_of), "at the end")
+    _end(missing(types, rest, type_of), "at the end")
 
 
 def _trained_before() -> bool:
-    """Return whether the loaded checkpoint is of the last step, so that no step runs here."""
+    """Return whether the loaded checkpoint is of the last step, so that no step runs."""
     done, total = (getattr(_args, name, None) for name in ("iteration", "train_iters"))
     return total is not None and 0 < total <= (done or 0)
 
 
 def _check_validation(records: list[QuantRecord]) -> None:
-    """Raise GuardError for a site or layer that did not run as asked in the final validation."""
+    """Raise GuardError for a site or layer with other quantization in the final validation."""
     global _usage
     if not _began:  # --eval-iters 0
         return
-    asked, when = asked_now(forward_only=True), "final validation"
-    _end(missing(asked, records, type_of), when)
+    types, when = asked_now(forward_only=True), "final validation"
+    _end(missing(types, records, type_of), when)
     if _usage is not None:
         used, _usage = _usage.close(), None
-        layers = [one.layer for one in _found or ()]
-        check_layers(asked, layers, used, RECORDER.entries(), when)
+        layers = [labeled.layer for labeled in _labeled or ()]
+        check_layers(types, layers, used, RECORDER.entries(), when)
 
 
 def check_layers(
-    asked: Mapping[str, str],
+    types: Mapping[str, str],
     layers: list[Layer],
     used: set[str],
     records: list[QuantRecord],
@@ -276,11 +275,11 @@ def check_layers(
     `layers` and `records` are this rank's, `used` the names of the layers that ran. Layers that
     never ran are printed.
     """
-    here = site_coverage(asked, layers, used, records, is_excluded, type_of)
+    here = site_coverage(types, layers, used, records, is_excluded, type_of)
     ranks = all_ranks(here)
     _end(coverage_faults(ranks), when)
     idle = idle_layers(ranks)
-    _say([f"not used in the first step, so not held to a type: {name}" for name in idle])
+    _say([f"not used in the first step, so its type is not checked: {name}" for name in idle])
 
 
 def gather() -> list[QuantRecord]:
@@ -297,5 +296,5 @@ def _say(texts: list[str]) -> None:
 def _end(faults: list[str], when: str) -> None:
     if faults:
         raise GuardError(
-            f"the run does not quantize as its mode asks ({when}): {'; '.join(faults)}"
+            f"the run does not quantize as its mode requires ({when}): {'; '.join(faults)}"
         )

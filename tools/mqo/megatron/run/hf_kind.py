@@ -1,6 +1,6 @@
-"""The check of every command that reads a Hugging Face folder: are its weights in full precision?
+"""Check that the weights of a Hugging Face folder are in full precision, before they are read.
 
-It needs the standard library only, so that `mqo` asks before it starts a program.
+This module needs only the standard library, so that `mqo` checks before it starts a program.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ OWN_LAYOUT = "mqo"
 def check_folder(folder: Path) -> None:
     """Raise SavedError unless a folder has a config.json and weights in fp32, bf16 or fp16.
 
-    Links lead to files of the folder, or from a snapshot of a Hugging Face cache to its blobs.
+    Links must lead to files of the folder, or from a Hugging Face cache's snapshot to its blobs.
     """
     config = read_object(folder / CONFIG)
     if quantized := config.get("quantization_config"):
@@ -34,12 +34,12 @@ def check_folder(folder: Path) -> None:
                 raise SavedError(
                     f"{path} holds {name} as {dtype}",
                     "weights in fp32, bf16 or fp16",
-                    "Quantized weights are not read: take the model that they were made from",
+                    "Quantized weights are not supported: give the model before quantization",
                 )
 
 
 def _refuse_quantized(folder: Path, quantized: Any) -> None:
-    """Raise SavedError for what config.json says of the quantization."""
+    """Raise SavedError for the quantization_config in config.json."""
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
     if method == OWN_LAYOUT:
         raise SavedError(
@@ -50,7 +50,7 @@ def _refuse_quantized(folder: Path, quantized: Any) -> None:
     raise SavedError(
         f"{folder} holds quantized weights: config.json has a quantization_config of {method}",
         "weights in fp32, bf16 or fp16",
-        "Quantized weights are not read: take the model that they were made from",
+        "Quantized weights are not supported: give the model before quantization",
     )
 
 
@@ -58,31 +58,31 @@ def weight_files(folder: Path) -> list[Path]:
     """Return the files of a folder's weights: its one file, or those of its index.
 
     Raises:
-        SavedError: there is none; the index names no files, or one that is missing.
+        SavedError: there are none; the index names no files, or a missing file.
     """
     index, names = folder / INDEX, {ONE_FILE}
     if index.exists():
         listed = read_object(index).get("weight_map")
-        found: list[Any] = [*listed.values()] if isinstance(listed, dict) else [None]
-        if not all(isinstance(name, str) and Path(name).name == name for name in found):
+        files: list[Any] = [*listed.values()] if isinstance(listed, dict) else [None]
+        if not all(isinstance(name, str) and Path(name).name == name for name in files):
             raise SavedError(f"{index} names no files", "a file in the same folder for each tensor")
-        names = set(found)
+        names = set(files)
     missing = sorted(name for name in names if not (folder / name).is_file())
     if not missing:
         return sorted(folder / name for name in names)
     if index.exists():
-        what = f"{index} names {missing[0]}, which is not in {folder}"
-        raise SavedError(what, f"its {len(names)} files of weights")
+        clause = f"{index} names {missing[0]}, which is not in {folder}"
+        raise SavedError(clause, f"all {len(names)} files of weights")
     pickled = sorted(path.name for path in folder.glob("*.bin"))
-    what = f", and {pickled[0]} is a pickle, which can run code" if pickled else ""
+    pickle = f", and {pickled[0]} is a pickle, which can run code" if pickled else ""
     raise SavedError(
-        f"There is no {ONE_FILE} in {folder}{what}",
+        f"There is no {ONE_FILE} in {folder}{pickle}",
         f"{ONE_FILE}, or {INDEX} and its files",
-        "transformers writes them with save_pretrained" if pickled else "",
+        "Write these with save_pretrained of transformers" if pickled else "",
     )
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file of a folder; SavedError if there is none."""
+    """Return the object in a JSON file of a folder; SavedError if it has none."""
     with reading():
         return read_json_object(path, within=path.parent)

@@ -9,28 +9,28 @@ from pathlib import Path
 
 from mqo.megatron.run.untrusted import UntrustedFileError, check_npy, list_folder
 
-_BESIDE_DATA = Path("cache", "GPTDataset_indices")  # below a prefix, without --data-cache-path
+_BESIDE_DATA = Path("cache", "GPTDataset_indices")  # without --data-cache-path
 
 
 class IndexCacheError(RuntimeError):
-    """An array in the index cache that is not whole."""
+    """An array in the index cache is damaged."""
 
 
 @contextmanager
 def naming_damage(cache: str | None, prefixes: list[str]) -> Iterator[None]:
-    """Raise IndexCacheError if the block fails, and an array of the cache is not whole.
+    """Raise IndexCacheError if the block fails, and an array of the cache is damaged.
 
     Args:
         cache: --data-cache-path.
-        prefixes: of the data, which have a cache of their own without it.
+        prefixes: of the data; each has its own cache without --data-cache-path.
     """
     try:
         yield
     except Exception as error:
         folders = [Path(cache)] if cache else [Path(prefix) / _BESIDE_DATA for prefix in prefixes]
         for path in (path for folder in folders if folder.is_dir() for path in list_folder(folder)):
-            if path.suffix == ".npy" and (found := _fault(path)):
-                raise IndexCacheError(f"{found}. Remove it: the next run makes it again") from error
+            if path.suffix == ".npy" and (fault := _fault(path)):
+                raise IndexCacheError(f"{fault}. Remove it: the next run rebuilds it") from error
         raise
 
 

@@ -1,11 +1,11 @@
-"""Try work on a file in a forked child first, with limits of time and memory.
+"""Try work on a file in a forked child process first, with limits on time and memory.
 
-A pickle or a tokenizer of a few kilobytes can ask for a terabyte, or for a week. The child gives
-back only that it ended, or one sentence, so that the file cannot reach this process. An error of
-another kind counts as an end: this process repeats the work and raises the error itself.
+A pickle or a tokenizer of a few kilobytes can take a terabyte, or a week. The child only reports
+that it ended, or one sentence, so that the file cannot affect this process. Any other error counts
+as an end: this process repeats the work and raises the error itself.
 
-A fork of a process that has initialized CUDA is not safe: there `try_first` tries nothing. Needs
-only the standard library.
+A fork of a process that has initialized CUDA is not safe, so `try_first` does nothing there. This
+module needs only the standard library.
 """
 
 import errno
@@ -35,7 +35,7 @@ _NO_MEMORY = re.compile("an(?:no|')t allocate memory|not enough memory|std::bad_
 
 @dataclass(frozen=True)
 class Limits:
-    """What a trial may take: seconds of wall clock, and bytes beyond those of this process."""
+    """The limits of a trial: seconds of wall time, and bytes in addition to this process's."""
 
     seconds: float
     memory: int
@@ -47,10 +47,10 @@ def limits_of(size: int) -> Limits:
 
 
 def try_first(work: Callable[[], object], path: Path, limits: Limits) -> None:
-    """Do `work` in a child, and nothing here. No more than half of the free memory is allowed.
+    """Run `work` only in a child process, with at most half of the free memory.
 
     Args:
-        work: what reads the file.
+        work: the function that reads the file.
         path: the file or folder, for the error.
         limits: of the child.
 
@@ -73,16 +73,16 @@ def try_first(work: Callable[[], object], path: Path, limits: Limits) -> None:
         os.close(reader)
         os.kill(child, signal.SIGKILL)  # without effect if it has ended
         _, status = os.waitpid(child, 0)
-    if found := _words(answer, status):
+    if fault := _words(answer, status):
         bounds = f"{memory / 2**30:.1f} GiB of memory and {limits.seconds:.0f} s"
-        raise UntrustedFileError(path, f"cannot be loaded: {found}", f"a file that needs {bounds}")
+        raise UntrustedFileError(path, f"cannot be loaded: {fault}", f"a file that needs {bounds}")
     kind, *parts = str(answer).split("\n")
     if kind == _REFUSED:
         raise UntrustedFileError(*parts)
 
 
 def available_memory() -> int:
-    """Return the bytes of memory that this process can get: of the machine, and of its cgroup."""
+    """Return the bytes of memory that the machine and its cgroup leave to this process."""
     free = machine_memory()
     with suppress(OSError, ValueError, StopIteration):
         lines = _MEMINFO.read_text(encoding="ascii").splitlines()
@@ -94,7 +94,7 @@ def available_memory() -> int:
 
 
 def machine_memory() -> int:
-    """Return the bytes of memory of this machine, or that its cgroup allows."""
+    """Return the bytes of memory of this machine, or the limit of its cgroup."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     with suppress(OSError, ValueError):  # no such file, or "max"
         total = min(total, int((_CGROUP / "memory.max").read_text()))
@@ -102,8 +102,8 @@ def machine_memory() -> int:
 
 
 def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -> NoReturn:
-    """Do the work of the child, which never returns."""
-    answer = _PANIC  # a child that cannot be limited must not pass for one that ended well
+    """Run the work in the child process, and never return."""
+    answer = _PANIC  # a child without limits must not count as one that succeeded
     try:
         _restrict(memory, seconds)
         answer = _ENDED
@@ -114,7 +114,7 @@ def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -
         parts = (os.fspath(error.path), error.clause, error.expected)
         answer = "\n".join((_REFUSED, *(part.replace("\n", " ") for part in parts)))
     except BaseException as error:
-        # A panic of Rust is not an Exception.
+        # A panic in Rust is not an Exception.
         other = answer if isinstance(error, Exception) else _PANIC
         answer = _MEMORY if _lacks_memory(error) else other
     finally:
@@ -122,11 +122,11 @@ def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -
             _limit(resource.RLIMIT_AS, resource.RLIM_INFINITY)
             os.write(writer, answer.encode("utf-8", "surrogateescape")[:_LONGEST])
         finally:
-            os._exit(0)  # whatever fails: the caller's code must not run twice
+            os._exit(0)  # always, because the caller's code must not run twice
 
 
 def _restrict(memory: int, seconds: float) -> None:
-    """Limit this process, and keep what it prints from the user."""
+    """Limit this process, and discard what it prints."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)
@@ -136,44 +136,44 @@ def _restrict(memory: int, seconds: float) -> None:
         signal.signal(number, signal.SIG_DFL)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * os.sysconf("SC_PAGE_SIZE") + memory
-    _limit(resource.RLIMIT_AS, most)  # lifted again, so that the answer can be given
+    _limit(resource.RLIMIT_AS, most)  # removed again before the answer is written
     _limit(resource.RLIMIT_CORE, 0)
-    # It ends even if this program is killed meanwhile.
+    # The child ends even if this program is killed.
     _limit(resource.RLIMIT_CPU, int(seconds) + 2)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if torch := sys.modules.get("torch"):
-        torch.set_num_threads(1)  # the threads of a pool do not live on in a fork
+        torch.set_num_threads(1)  # threads of a pool do not exist in a fork
 
 
 def _limit(kind: int, most: int) -> None:
-    """Set the soft limit of a resource, to no more than the hard one, which may be the user's."""
+    """Set the soft limit of a resource, at most to the hard limit."""
     _, hard = resource.getrlimit(kind)
     bounds = [bound for bound in (most, hard) if bound != resource.RLIM_INFINITY]
     resource.setrlimit(kind, (min(bounds, default=resource.RLIM_INFINITY), hard))
 
 
 def _lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error, or one that it follows from or collects, is that memory was refused.
+    """Return whether an error, its causes or collected errors mean that memory was refused.
 
-    torch's is a RuntimeError, known by its words; its CheckpointException collects `failures`.
+    torch raises a RuntimeError, known by its message; its CheckpointException has `failures`.
     """
     left, seen = [error], set()
     while left:
-        one = left.pop()
-        if one is None or id(one) in seen:
+        cause = left.pop()
+        if cause is None or id(cause) in seen:
             continue
-        seen.add(id(one))
-        if isinstance(one, MemoryError) or getattr(one, "errno", None) == errno.ENOMEM:
+        seen.add(id(cause))
+        if isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM:
             return True
-        if isinstance(one, RuntimeError) and _NO_MEMORY.search(str(one)):
+        if isinstance(cause, RuntimeError) and _NO_MEMORY.search(str(cause)):
             return True
-        left += [one.__cause__, one.__context__]
-        left += [part[0] for part in getattr(one, "failures", {}).values()]
+        left += [cause.__cause__, cause.__context__]
+        left += [part[0] for part in getattr(cause, "failures", {}).values()]
     return False
 
 
 def _answer(reader: int, seconds: float) -> str | None:
-    """Return what the child wrote, '' if it died before; None if it takes too long."""
+    """Return the child's answer; '' if it died without one, None after the time limit."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         if select.select([reader], [], [], left)[0]:
@@ -182,7 +182,7 @@ def _answer(reader: int, seconds: float) -> str | None:
 
 
 def _words(answer: str | None, status: int) -> str | None:
-    """Return what the child's answer, or its end without one, says of the limits."""
+    """Return a clause on the child's failure; None if it ended or refused a file."""
     if answer is None:
         return "it takes too long"
     if not answer:

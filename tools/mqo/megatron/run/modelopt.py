@@ -1,4 +1,4 @@
-"""ModelOpt's state in a checkpoint: restored before the weights are loaded, and saved with them.
+"""Restore ModelOpt's state of a checkpoint before its weights, and save it with them.
 
 Upstream does this only with megatron.post_training, which no wheel contains. ModelOpt takes about
 ten seconds to import, so it is imported only if a model or a checkpoint has its state.
@@ -26,14 +26,14 @@ _QUANTIZER = "modelopt.torch.quantization"
 
 
 def restore(chunks: list[Module], args: Namespace) -> list[Module]:
-    """Give this rank's `chunks` what ModelOpt made of the model that `args` have upstream load.
+    """Change this rank's `chunks` as ModelOpt changed the model that upstream will load.
 
-    To be called before the chunks are wrapped and the weights are loaded: it brings the modules
-    that they are loaded into. As they are, where the checkpoint has nothing of it. A collective.
+    Call this before the chunks are wrapped and the weights are loaded, because it adds the modules
+    that need them. Without a state in the checkpoint nothing changes. A collective.
 
     Raises:
-        CheckpointError: there are several chunks, which ModelOpt does not know how to split; the
-            file would have something run that no checkpoint needs.
+        CheckpointError: there are several chunks, which ModelOpt does not support; or the file
+            would run code that no checkpoint needs.
     """
     folder = load_folder(args)
     if folder is None or not any(folder.glob(f"*/{STATE}")):
@@ -44,7 +44,7 @@ def restore(chunks: list[Module], args: Namespace) -> list[Module]:
     if len(chunks) > 1:
         raise CheckpointError(
             f"{checkpoint} has ModelOpt's state, and the pipeline is interleaved. Expected: one "
-            "chunk of layers a rank. Leave --num-layers-per-virtual-pipeline-stage out"
+            "chunk of layers per rank. Leave out --num-layers-per-virtual-pipeline-stage"
         )
     check_metadata(checkpoint / STATE)
     from modelopt.torch.opt.plugins import restore_sharded_modelopt_state
@@ -59,11 +59,11 @@ def restore(chunks: list[Module], args: Namespace) -> list[Module]:
 def save(chunks: list[Module], checkpoint: str, ckpt_format: str) -> None:
     """Write ModelOpt's state of the unwrapped `chunks` into a checkpoint's folder. A collective.
 
-    A model that ModelOpt did not change has no state; that of a distillation is not saved.
-    The patched trainer calls it before the checkpoint counts as complete.
+    A model that ModelOpt did not change has no state. The state of a distillation is not saved.
+    The patched trainer calls this before the checkpoint counts as complete.
 
     Raises:
-        CheckpointError: the format has no place for it.
+        CheckpointError: the checkpoint format cannot store the state.
     """
     if "modelopt.torch.opt" not in sys.modules:
         return
@@ -75,7 +75,7 @@ def save(chunks: list[Module], checkpoint: str, ckpt_format: str) -> None:
         return
     if ckpt_format != FORMAT:
         raise CheckpointError(
-            f"ModelOpt's state is saved in no {ckpt_format}. Expected: --ckpt-format {FORMAT}"
+            f"--ckpt-format {ckpt_format} cannot store ModelOpt's state. Expected: {FORMAT}"
         )
     from modelopt.torch.opt.plugins import save_sharded_modelopt_state
 
@@ -83,7 +83,7 @@ def save(chunks: list[Module], checkpoint: str, ckpt_format: str) -> None:
 
 
 def _keep_name(args: Namespace, checkpoint: Path) -> None:
-    """Record the model's format in the checkpoints of this run, too."""
+    """Record the model's format also in the checkpoints of this run."""
     from megatron.core.dist_checkpointing import load_common_state_dict
 
     before = checked_arguments(load_common_state_dict(str(checkpoint)).get("args", Namespace()))
@@ -93,14 +93,15 @@ def _keep_name(args: Namespace, checkpoint: Path) -> None:
 def describe_state(state: Mapping[str, Any], name: str | None) -> dict[str, Any] | None:
     """Return {"format", "rules"} of ModelOpt's state; None if it quantizes nothing.
 
-    `name` is the format's, None if another program quantized the model. Rules are pairs of a glob
-    of LAYER.QUANTIZER and whether it is on, and the last match counts.
+    `name` is the name of the format, None if another program quantized the model. Rules are pairs
+    of a glob of LAYER.QUANTIZER and whether it is enabled; the last match counts.
     """
-    found = [made for mode, made in state.get("modelopt_state_dict", []) if mode == QUANTIZE_MODE]
-    if not found:
+    modes = state.get("modelopt_state_dict", [])
+    states = [entry for mode, entry in modes if mode == QUANTIZE_MODE]
+    if not states:
         return None
-    rows = found[-1]["config"]["quant_cfg"]
-    # ModelOpt's own rows for a class of modules only switch off other modules than linear layers.
+    rows = states[-1]["config"]["quant_cfg"]
+    # ModelOpt's own rows for a class of modules only disable modules that are not linear layers.
     known = isinstance(rows, list) and not any(r["parent_class"] and r["enable"] for r in rows)
     kept = [row for row in rows if not row["parent_class"]] if known else []
     rules = [(row["quantizer_name"], bool(row["enable"])) for row in kept]
@@ -108,7 +109,7 @@ def describe_state(state: Mapping[str, Any], name: str | None) -> dict[str, Any]
 
 
 def quantized_layers(chunks: Iterable[Module]) -> list[str]:
-    """Return the paths of the modules in which a quantizer of ModelOpt's is switched on."""
+    """Return the paths of the modules with an enabled quantizer of ModelOpt."""
     return sorted(
         {
             re.sub(r"^(module\.)+", "", path.rpartition(".")[0])
@@ -121,6 +122,6 @@ def quantized_layers(chunks: Iterable[Module]) -> list[str]:
 
 
 def make_portable() -> None:
-    """Let ModelOpt save and load quantizers without CUDA, where it would wait for a stream."""
+    """Make ModelOpt save and load quantizers without CUDA, where it would wait for a stream."""
     if not torch.cuda.is_available():
         torch.cuda.synchronize = lambda device=None: None

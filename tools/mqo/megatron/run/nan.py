@@ -1,8 +1,7 @@
-"""Finds where the first NaN or infinity comes from, for a run with `check_nan`.
+"""Find the origin of the first NaN or infinity, for a run with `check_nan`.
 
-Every module's output is looked at when it is made, and its gradient when that is there, so each
-look waits for the device: a run that only wants to know that its loss is finite has upstream's own
-check, which costs nothing.
+Every module's output and its gradient are checked as soon as they exist, and each check waits for
+the device. Upstream's own check of the loss costs nothing.
 """
 
 from collections.abc import Iterable
@@ -15,10 +14,10 @@ from mqo.quant.labels import LABEL
 
 
 def watch(model: Iterable[Module]) -> None:
-    """End the run at the first output, or gradient of one, that is not finite.
+    """Raise FiniteError at the first output, or gradient of an output, that is not finite.
 
-    The error is FiniteError. A module is named by its layer's label, where it has one, else by its
-    path in its chunk. Innermost modules come first, so the name is the narrowest.
+    A module is named by the label of its layer, if it has one, else by its path in its chunk.
+    Inner modules run first, so the name is the most specific.
     """
     for chunk in model:
         for path, module in chunk.named_modules():

@@ -1,4 +1,4 @@
-"""What a step's quantizers measured, into TensorBoard and metrics.jsonl; and dumps of operands."""
+"""Write a step's measurements to TensorBoard and metrics.jsonl, and dump operands."""
 
 import json
 from pathlib import Path
@@ -22,9 +22,9 @@ def use_writer(writer: Any) -> None:
 
 
 def end_step(iteration: int) -> None:
-    """Write what this iteration's quantizers measured and kept; nothing if they did neither.
+    """Write this iteration's measurements and dumped operands, if any.
 
-    A collective in the iterations that are measured.
+    A collective in measured iterations.
     """
     folder = run_folder()
     if folder is None:
@@ -40,7 +40,7 @@ def end_step(iteration: int) -> None:
 
 
 def dump(folder: Path, iteration: int, operands: dict[str, Tensor]) -> None:
-    """Save {site/layer/operand: tensor} of this rank as a file of safetensors."""
+    """Save {site/layer/operand: tensor} of this rank as a safetensors file."""
     from safetensors.torch import save_file
 
     folder.mkdir(exist_ok=True)
@@ -49,16 +49,16 @@ def dump(folder: Path, iteration: int, operands: dict[str, Tensor]) -> None:
     save_file(operands, target, metadata=facts)
 
 
-def _write(writer: Any, metrics: Path, iteration: int, of: Measurement) -> None:
-    tag = f"quant/{of.site}/{of.layer}/{of.operand}"
+def _write(writer: Any, metrics: Path, iteration: int, measurement: Measurement) -> None:
+    tag = f"quant/{measurement.site}/{measurement.layer}/{measurement.operand}"
     for name in ("sqnr_db", "underflow", "saturation", "amax"):
-        value = getattr(of, name)
+        value = getattr(measurement, name)
         if value is not None:
             writer.add_scalar(f"{tag}/{name}", value, iteration)
-    if of.scales:
+    if measurement.scales:
         name = f"{tag}/scale_exponent"
-        _add_histogram(writer, name, dict(of.scales), iteration)
-        row = {"iteration": iteration, "name": name, "histogram": dict(of.scales)}
+        _add_histogram(writer, name, dict(measurement.scales), iteration)
+        row = {"iteration": iteration, "name": name, "histogram": dict(measurement.scales)}
         with metrics.open("a", encoding="utf-8") as lines:
             lines.write(json.dumps(row) + "\n")
 
@@ -73,7 +73,7 @@ def _add_histogram(writer: Any, name: str, counts: dict[int, int], iteration: in
         num=sum(counts.values()),
         sum=sum(e * n for e, n in counts.items()),
         sum_squares=sum(e * e * n for e, n in counts.items()),
-        # Right edges, the first one of an empty bucket.
+        # Right edges; the first is of an empty bucket.
         bucket_limits=[exponents[0] - 0.5, *(e + 0.5 for e in exponents)],
         bucket_counts=[0, *(counts.get(e, 0) for e in exponents)],
         global_step=iteration,

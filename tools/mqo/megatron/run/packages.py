@@ -1,4 +1,4 @@
-"""The installed packages that a process has loaded: what a rerun needs in the same versions."""
+"""Record the installed packages that a process has loaded: a rerun needs the same versions."""
 
 import csv
 import json
@@ -19,21 +19,23 @@ def record_packages() -> None:
 
 
 def loaded_packages() -> dict[str, str]:
-    """Return {name: version} of the distributions of which a file is loaded.
+    """Return {name: version} of the distributions with a loaded file.
 
-    That is a Python module, or a shared library that one of them brought along: the wheels of CUDA
-    libraries have no module. A distribution that lists no files counts if its module is loaded.
-    mqo itself does not count: the source of a run has a copy, which is imported instead.
+    The file is a Python module or a shared library: wheels of CUDA libraries have no module. A
+    distribution that lists no files counts if its module is loaded. mqo itself does not count,
+    because a run imports the copy in its source.
     """
     files = _loaded_files()
     modules = {name.partition(".")[0] for name in sys.modules}
-    found: dict[str, str] = {}
-    for one in distributions():
-        listed = set(_listed_files(one))
-        loaded = listed & files if listed else set(_module_names(one)) & modules
-        if loaded and one.metadata["Name"] != "mqo":
-            found.setdefault(one.metadata["Name"], one.version)  # the first on the path is imported
-    return dict(sorted(found.items()))
+    versions: dict[str, str] = {}
+    for distribution in distributions():
+        listed = set(_listed_files(distribution))
+        loaded = listed & files if listed else set(_module_names(distribution)) & modules
+        if loaded and distribution.metadata["Name"] != "mqo":
+            versions.setdefault(
+                distribution.metadata["Name"], distribution.version
+            )  # the first on the path is imported
+    return dict(sorted(versions.items()))
 
 
 def _loaded_files() -> set[str]:
@@ -46,15 +48,15 @@ def _loaded_files() -> set[str]:
     return {str(Path(path).resolve()) for path in paths if path}
 
 
-def _listed_files(one: Distribution) -> Iterator[str]:
-    """Yield the absolute paths of its Python files and libraries, as its RECORD lists them."""
-    root = Path(str(one.locate_file(""))).resolve()
-    for row in csv.reader((one.read_text("RECORD") or "").splitlines()):
+def _listed_files(distribution: Distribution) -> Iterator[str]:
+    """Yield the absolute paths of the Python files and libraries in its RECORD."""
+    root = Path(str(distribution.locate_file(""))).resolve()
+    for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
         if row and (row[0].endswith(".py") or ".so" in row[0]):
             yield str(root / row[0])
 
 
-def _module_names(one: Distribution) -> list[str]:
-    """Return the names of its modules: as it lists them, else its own name."""
-    listed = (one.read_text("top_level.txt") or "").split()
-    return listed or [one.metadata["Name"].replace("-", "_")]
+def _module_names(distribution: Distribution) -> list[str]:
+    """Return the names of its modules: those that it lists, else its own name."""
+    listed = (distribution.read_text("top_level.txt") or "").split()
+    return listed or [distribution.metadata["Name"].replace("-", "_")]

@@ -1,17 +1,17 @@
-"""Tells the program that started this one how far its work is."""
+"""Report progress to the program that started this one."""
 
 import json
 import os
 from pathlib import Path
 
-PLACE = "MQO_PROGRESS"
+VARIABLE = "MQO_PROGRESS"
 
 
-def advance(what: str, done: int, total: int) -> None:
-    """Report that `done` of `total` are done. `what` names the unit, or the stage that starts.
+def advance(unit: str, done: int, total: int) -> None:
+    """Report that `done` of `total` are done; `unit` names the unit, or the stage that starts.
 
-    The file that MQO_PROGRESS names holds the last call; without that variable nothing is written.
+    The file in MQO_PROGRESS has the last report; without that variable nothing is written.
     """
-    if place := os.environ.get(PLACE):
-        facts = {"what": what, "done": done, "total": total}
-        Path(place).write_text(json.dumps(facts), encoding="utf-8")
+    if path := os.environ.get(VARIABLE):
+        facts = {"what": unit, "done": done, "total": total}
+        Path(path).write_text(json.dumps(facts), encoding="utf-8")

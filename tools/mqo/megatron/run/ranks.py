@@ -1,4 +1,4 @@
-"""What one process asks of all of them, and the group of a process without others."""
+"""Gather objects from all ranks, and form the group of a single process."""
 
 from typing import TypeVar
 
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """Return this process's rank among all."""
+    """Return the global rank of this process."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def all_ranks(here: T) -> list[T]:
-    """Gather what every rank has, by rank; a collective. It must be picklable."""
+    """Return the objects of all ranks, by rank; a collective. They must be picklable."""
     if not torch.distributed.is_initialized():
         return [here]
     ranks = [here] * torch.distributed.get_world_size()
@@ -24,7 +24,7 @@ def all_ranks(here: T) -> list[T]:
 
 
 def data_rank() -> tuple[int, int]:
-    """Return this process's data-parallel rank, of how many; a context's ranks count as such."""
+    """Return this process's data-parallel rank and their number, including context ranks."""
     from megatron.core import parallel_state
 
     if not parallel_state.model_parallel_is_initialized():
@@ -34,7 +34,7 @@ def data_rank() -> tuple[int, int]:
 
 
 def with_group() -> None:
-    """Be a group of one process, unless there is a group: upstream's collectives want one."""
+    """Form a group of one process unless there is a group: upstream's collectives need one."""
     if not torch.distributed.is_initialized():
         store, backend = torch.distributed.HashStore(), "nccl" if HAS_CUDA else "gloo"
         torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)

@@ -1,4 +1,4 @@
-"""metrics.jsonl, quant_stats.json, device.json, ended.json, failure.txt: a run's own records."""
+"""Write a run's metrics.jsonl, quant_stats.json, device.json, ended.json and failure.txt."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from typing import Any
 from mqo.megatron.device import HAS_CUDA, accelerator
 from mqo.megatron.run import disk, guard, observe, unpickle
 from mqo.megatron.run.checkpoints import keep_last
-from mqo.megatron.run.divergence import DivergenceError, describe
+from mqo.megatron.run.divergence import DivergenceError, error_text
 from mqo.megatron.run.files import RunFiles, run_folder
 from mqo.megatron.run.packages import record_packages
 from mqo.megatron.run.ranks import all_ranks, rank
@@ -23,11 +23,11 @@ from mqo.quant.record import QuantRecord, jsonable
 
 @contextmanager
 def recorded(writer: Any) -> Iterator[None]:
-    """Write a training run's metrics as they come, and the quantizers' records at the end.
+    """Write a training run's metrics during it, and the quantizers' records at the end.
 
-    `writer` is upstream's TensorBoard writer, which lives on the last rank; every scalar that it is
-    given is written to metrics.jsonl, too. The text of the first failure of any rank is left in
-    failure.txt. A FiniteError becomes a DivergenceError, which says more.
+    `writer` is upstream's TensorBoard writer, on the last rank; its scalars are also written to
+    metrics.jsonl. The text of the first failure of any rank is written to failure.txt. A
+    FiniteError becomes a DivergenceError, which explains more.
     """
     folder = run_folder()
     if folder is None:
@@ -57,25 +57,27 @@ def recorded(writer: Any) -> Iterator[None]:
         if not early:
             _note_end(folder)
     except FiniteError as error:
-        diverged = DivergenceError(describe(str(error), layer_is_known=True))
+        diverged = DivergenceError(error_text(str(error), layer_is_known=True))
         _leave(folder.failure, diverged)
         raise diverged from error
     except (KeyboardInterrupt, GeneratorExit):
         raise
     except BaseException as error:  # upstream's CheckpointException is not an Exception
-        found = disk.explain(error) or unpickle.explain(error)
-        _leave(folder.failure, found or error)
-        if found:
-            raise found from (None if isinstance(found, unpickle.CheckpointError) else error)
+        explained = disk.explain(error) or unpickle.explain(error)
+        _leave(folder.failure, explained or error)
+        if explained:
+            raise explained from (
+                None if isinstance(explained, unpickle.CheckpointError) else error
+            )
         raise
     if early:
         raise early
 
 
 def _note_end(folder: RunFiles) -> None:
-    """Write ended.json, on each node: all that the trainer does at the end of a training is done.
+    """Write ended.json, on each node, after everything that the trainer does at the end.
 
-    `steps` are those that this process trained: 0 if an earlier one had trained the last step.
+    `steps` is the number of steps in this process: 0 if an earlier one trained the last step.
     """
     if os.environ.get("LOCAL_RANK", "0") == "0":
         table = {"steps": guard.steps_begun()}
@@ -83,31 +85,31 @@ def _note_end(folder: RunFiles) -> None:
 
 
 def peak_memory() -> int:
-    """Return the most memory that this process held, in bytes: on its GPU, else resident."""
+    """Return the peak memory of this process in bytes: on its GPU, else resident."""
     if HAS_CUDA:
         return accelerator.max_memory_allocated()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts in KiB
 
 
 def _leave(path: Path, error: BaseException) -> None:
-    """Write the error's text, unless a rank has written one: the first is what the rest follow.
+    """Write the error's text, unless another rank has written one: later errors follow from it.
 
-    A rank that fails writes before it closes its connections, over which the others then fail.
+    A failing rank writes before it closes its connections, which makes the others fail.
     """
     with suppress(OSError), path.open("x", encoding="utf-8") as file:
         file.write(f"{type(error).__name__}: {error}\n")
 
 
 def write_stats(path: Path, records: list[QuantRecord]) -> None:
-    """Write, by site, layer and operand: type, calls, and the SQNR in dB of the measured ones."""
+    """Write type, calls and the SQNR in dB of measured calls, by site, layer and operand."""
     rows = [asdict(record) | {"sqnr_db": record.sqnr_db} for record in records]
     path.write_text(json.dumps(jsonable(rows), indent=1, allow_nan=False), encoding="utf-8")
 
 
 def _copy_scalars(writer: Any, path: Path) -> None:
-    """Write each scalar as a line of JSON, next to what TensorBoard gets.
+    """Make the writer also write each scalar as a line of JSON.
 
-    Upstream plots each metric a second time over samples; that copy holds nothing new.
+    Upstream plots each metric a second time over samples; this copy is skipped.
     """
     add_scalar = writer.add_scalar
 

@@ -1,4 +1,4 @@
-"""Refuses to resume on another schedule of learning rate and weight decay by accident."""
+"""Refuse to resume by accident with another schedule of learning rate and weight decay."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def check_schedule(scheduler: Any, ours: object, theirs: object, name: str) -> N
     """Compare a value of this run's schedule with its checkpoint's; the patched scheduler calls it.
 
     Args:
-        scheduler: upstream's, whose two switches say which of two values to take.
+        scheduler: upstream's, with two switches that select one of the two values.
         ours: this run's value; lengths are in samples.
         theirs: the checkpoint's value.
         name: upstream's name for it.
@@ -25,7 +25,7 @@ def check_schedule(scheduler: Any, ours: object, theirs: object, name: str) -> N
     now, was = (f"{v:g}" if isinstance(v, float) else v for v in (ours, theirs))
     raise CheckpointError(
         "the schedule of learning rate and weight decay is not the checkpoint's (a longer training "
-        f"has another one): {name} is {now}, and was {was} (lengths are in samples). "
-        f"Expected: the checkpoint's. Pass `-- {REPLACE}` to continue on this run's schedule, "
-        f"`-- {KEEP}` to continue on the checkpoint's, or give another CHECKPOINT"
+        f"changes it): {name} is {now}, and was {was} (lengths are in samples). "
+        f"Expected: the checkpoint's. Pass `-- {REPLACE}` to continue with this run's schedule, "
+        f"`-- {KEEP}` to continue with the checkpoint's, or give another CHECKPOINT"
     )

@@ -1,25 +1,25 @@
-"""Says where a resumed run quantizes otherwise than the run that wrote its checkpoint."""
+"""Report where a resumed run quantizes differently from the run that wrote its checkpoint."""
 
 from argparse import Namespace
 
 from mqo.megatron.run.saved_args import checked_arguments
 from mqo.quant.config import QuantConfig
 
-# An attribute of upstream's arguments, which its checkpoints hold: {site: types, by step}.
+# An attribute of upstream's arguments, which checkpoints contain: {site: types by step}.
 TYPES = "mqo_types"
-# Another one: {operand, or layers of a rule: what differs}.
+# Another one: {operand, or "rules": its options}.
 ROWS = "mqo_operands"
 
-_PLAIN = "as its site says"
+_PLAIN = "the type of its site"
 _of_checkpoint: dict[str, str] = {}
 _rows_of_checkpoint: dict[str, str] | None = None
 
 
 def note_checkpoint(checkpoint_args: Namespace) -> None:
-    """Take note of the types of a checkpoint that is being loaded; the patched trainer calls it.
+    """Record the types of a checkpoint that is being loaded; the patched trainer calls this.
 
     Raises:
-        CheckpointError: an argument of the checkpoint has another kind, or is out of range.
+        CheckpointError: an argument of the checkpoint has a wrong type, or is out of range.
     """
     global _of_checkpoint, _rows_of_checkpoint
     checked_arguments(checkpoint_args)
@@ -28,10 +28,10 @@ def note_checkpoint(checkpoint_args: Namespace) -> None:
 
 
 def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
-    """Put the run's types where its checkpoints take them from; say what is not the checkpoint's.
+    """Store the run's types for its checkpoints; return the differences from the loaded one.
 
-    Shares of the training become steps: a run that is resumed for longer ends its phases elsewhere,
-    and that is said, too.
+    Shares of the training become steps, so a run that is resumed for longer also reports phases
+    that end at another step.
     """
     total = getattr(args, "train_iters", None)
     types = {site: _by_step(options, site, total) for site in options.asked}
@@ -56,7 +56,7 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
 
 
 def _rows(options: QuantConfig) -> dict[str, str]:
-    """Return what differs of operands and layers, as text."""
+    """Return the options of operands and the rules of layers, as text."""
     operands = {
         name: ", ".join(f"{key} {value}" for key, value in row.chosen.items())
         for name, row in options.operands.items()
@@ -66,7 +66,7 @@ def _rows(options: QuantConfig) -> dict[str, str]:
 
 
 def _by_step(options: QuantConfig, site: str, total: int | None) -> str:
-    """Return a site's types in the form of a schedule, with steps."""
+    """Return a site's types as text, with the steps of its schedule."""
     *first, last = options.phases(site)
     parts = [f"{phase.quant_type} until {phase.ends(total)}" for phase in first]
     return ", then ".join([", ".join(parts), last.quant_type] if parts else [last.quant_type])

@@ -1,7 +1,7 @@
-"""The schema of the arguments in a checkpoint: which are taken, of which kind, in which range.
+"""Check the arguments in a checkpoint: which are used, their kinds and their ranges.
 
-A checkpoint holds the argparse namespace of the program that wrote it. Kinds and choices come from
-upstream's parser, groups and ranges from checkpoint_args.toml (`args_table`).
+A checkpoint contains the argparse namespace of the program that wrote it. Kinds and choices come
+from upstream's parser, groups and ranges from checkpoint_args.toml (`args_table`).
 """
 
 import functools
@@ -27,7 +27,7 @@ _RENAMED = {"norm_epsilon": "layernorm_epsilon"}
 
 @dataclass(frozen=True)
 class Kind:
-    """The values that an argument may have, in words and as a test."""
+    """The values that an argument may have: a text, and a test."""
 
     words: str
     fits: Callable[[Any], bool]
@@ -38,9 +38,9 @@ class Kind:
 
 
 def check_kinds(saved: Mapping[str, Any], where: object) -> None:
-    """Check the kind and the range of every argument that a program reads of a checkpoint.
+    """Check the kind and the range of every argument that a program reads from a checkpoint.
 
-    `where` names the checkpoint. Names that neither the parser nor the table has are not checked.
+    `where` names the checkpoint. Names that neither the parser nor the table has are skipped.
 
     Raises:
         CheckpointError: an argument has another kind, or is out of range.
@@ -55,38 +55,37 @@ def check_kinds(saved: Mapping[str, Any], where: object) -> None:
 
 
 def with_names_of_this_release(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's arguments with the names that this release has for older ones.
+    """Return a checkpoint's arguments with older names replaced by this release's names.
 
-    An older name stays, and is refused as unknown, if the checkpoint has both.
+    If the checkpoint has both, the older name stays, and is refused as unknown.
     """
-    known, found = upstream_parser().keys(), dict(saved)
+    known, renamed = upstream_parser().keys(), dict(saved)
     for older, name in _RENAMED.items():
-        if older in found and older not in known and name in known and name not in found:
-            found[name] = found.pop(older)
-    return found
+        if older in renamed and older not in known and name in known and name not in renamed:
+            renamed[name] = renamed.pop(older)
+    return renamed
 
 
 def checked_arguments(saved: Namespace) -> Namespace:
-    """Return the arguments of the checkpoint that a training loads, once their kinds are checked.
+    """Check the kinds of the arguments of the checkpoint that a training loads; return them.
 
-    The patched trainer calls this before it reads them. Raises what `check_kinds` raises.
+    The patched trainer calls this before it reads them. Raises the errors of `check_kinds`.
     """
-    check_kinds(vars(saved), "The checkpoint that is loaded")
+    check_kinds(vars(saved), "The loaded checkpoint")
     return saved
 
 
 def model_arguments(
     saved: Mapping[str, Any], where: object, ignored: Collection[str] = (), help: str = ""
 ) -> dict[str, Any]:
-    """Return the arguments of a checkpoint that a program builds its model with.
+    """Return the arguments of a checkpoint that define its model.
 
-    Every other argument is left out, so that the default of the parser holds. `ignored` are unknown
-    names that the user accepts. `help` says what to do about others if the program has no flag
-    for that.
+    Other arguments are left out, so that the parser's defaults apply. `ignored` are unknown names
+    that the user accepts. `help` tells what to do about others in a program without a flag for it.
 
     Raises:
-        CheckpointError: an argument is unknown, missing, of another kind or out of range, or the
-            model is one that no program here builds from a checkpoint.
+        CheckpointError: an argument is unknown, missing, of a wrong kind or out of range, or no
+            program here can build the model from a checkpoint.
     """
     refuse_unknown(saved, where, ignored, help)
     check_kinds(saved, where)
@@ -98,7 +97,7 @@ def model_arguments(
         allowed = list(table.values["all"].get(name, ()))
         if not is_empty(saved.get(name)) and not _is_one_of(allowed, saved[name]):
             raise _refused(
-                where, name, saved[name], "no value: no program here builds such a model"
+                where, name, saved[name], "no value, because no program here builds such a model"
             )
     path, content = _HETEROGENEOUS
     if saved.get(path) and not saved.get(content):
@@ -118,21 +117,21 @@ def refuse_unknown(
         name = unknown[0]
         help = help or f"If the model does not depend on it, pass {IGNORE_FLAG} {name}"
         raise CheckpointError(
-            f"{where} says {name} = {_shown(saved[name])}, and this release of Megatron has "
-            f"no such argument. Expected: arguments that it knows, for this may be another model. "
+            f"{where} has {name} = {_shown(saved[name])}, and this release of Megatron has no such "
+            f"argument. Expected: known arguments, because an unknown one may change the model. "
             f"{help}"
         )
 
 
 def _refused(where: object, name: str, value: Any, expected: str) -> CheckpointError:
-    return CheckpointError(f"{where} says {name} = {_shown(value)}. Expected: {expected}. {_HELP}")
+    return CheckpointError(f"{where} has {name} = {_shown(value)}. Expected: {expected}. {_HELP}")
 
 
 def _shown(value: Any) -> str:
     """Return the start of a value's text."""
     try:
         return reprlib.repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except ValueError:  # Python does not print integers of more than 4,300 digits
         return f"a value of the type {type(value).__name__}"
 
 
@@ -142,7 +141,7 @@ def _is_readable(path: str) -> bool:
         mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return True
-    except OSError:  # a name that is too long, a circle of links
+    except OSError:  # a name that is too long, or a loop of links
         return False
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)
 
@@ -152,7 +151,7 @@ def _is_readable(path: str) -> bool:
 
 @functools.cache
 def upstream_parser() -> dict[str, Action]:
-    """Return {name: its action} of upstream's parser."""
+    """Return {name: action} of upstream's parser."""
     from megatron.training import arguments
 
     parser = arguments.add_megatron_arguments(ArgumentParser(allow_abbrev=False))
@@ -162,7 +161,7 @@ def upstream_parser() -> dict[str, Action]:
 
 @functools.cache
 def all_kinds() -> dict[str, Kind]:
-    """Return {argument: its kind} of what programs read of a checkpoint."""
+    """Return {argument: kind} for the arguments that programs read from a checkpoint."""
     table, parser = read_table(), upstream_parser()
     names = (table.taken | table.read | table.unsupported) & parser.keys()
     kinds = {name: _kind(name, parser[name]) for name in names}
@@ -181,7 +180,7 @@ def all_kinds() -> dict[str, Kind]:
 
 
 def _kind(name: str, action: Action) -> Kind:
-    """Return the kind of what `action` stores, and of what upstream makes of it."""
+    """Return the kind of the values that `action`, or upstream afterwards, stores."""
     kind = _item(name, action)
     if action.nargs in ("*", "+") or (isinstance(action.nargs, int) and action.nargs > 1):
         kind = _list(kind, single=not isinstance(action.default, list | tuple | None))
@@ -199,7 +198,7 @@ def _item(name: str, action: Action) -> Kind:
         return _number(name, action.type, action.default)
     if action.type in (str, None):
         return _TEXT
-    # Functions of upstream's read which layers are meant: every n-th, or a list.
+    # Upstream's functions parse a choice of layers: every n-th, or a list.
     return _list(_number(name, int, -1), single=True)
 
 
@@ -213,7 +212,7 @@ def _number(name: str, kind: type, default: Any) -> Kind:
 
 
 def _list(item: Kind, *, single: bool) -> Kind:
-    """Return the kind of a list of items, or also of a single one."""
+    """Return the kind of a list of items; with `single` also of one item."""
 
     def fits(value: Any) -> bool:
         if not isinstance(value, list | tuple):

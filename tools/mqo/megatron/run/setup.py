@@ -1,4 +1,4 @@
-"""Reads from upstream's arguments and from a running model what the guard has to know."""
+"""Read the guard's inputs from upstream's arguments and from a running model."""
 
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable
@@ -13,7 +13,7 @@ from mqo.megatron.traps import Setup
 
 
 def read_setup(args: Namespace) -> Setup:
-    """Read the facts of upstream's arguments; a release that lacks one has its default."""
+    """Return the Setup in upstream's arguments; one that a release lacks has its default."""
     shards = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
     grouped = bool(getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False))
     implementation = getattr(args, "transformer_impl", None) or "local"
@@ -29,14 +29,14 @@ def read_setup(args: Namespace) -> Setup:
 
 
 def _captures(args: Namespace) -> bool:
-    """Return whether CUDA graphs are enabled; older releases have a switch for each kind."""
+    """Return whether CUDA graphs are enabled; older releases have one switch per kind."""
     switches = ("enable_cuda_graph", "external_cuda_graph")
-    asked = getattr(args, "cuda_graph_impl", None) not in (None, "none")
-    return asked or any(getattr(args, name, False) for name in switches)
+    selected = getattr(args, "cuda_graph_impl", None) not in (None, "none")
+    return selected or any(getattr(args, name, False) for name in switches)
 
 
 def _groups_with_sites(implementation: str) -> bool:
-    """Return whether grouped experts have sites: the patched source's do, and the engine's ask."""
+    """Return whether grouped experts have sites: in patched source, or in Transformer Engine."""
     if implementation == ENGINE:
         return True
     try:
@@ -47,7 +47,7 @@ def _groups_with_sites(implementation: str) -> bool:
 
 
 def read_chunk_tokens(args: Namespace) -> int:
-    """Return a micro-batch's tokens in one of a rank's two context chunks; 0 without chunks."""
+    """Return the tokens of a micro-batch in one of a rank's two context chunks; 0 without them."""
     ranks = getattr(args, "context_parallel_size", None) or 1
     return args.seq_length // (2 * ranks) * args.micro_batch_size if ranks > 1 else 0
 
@@ -55,14 +55,14 @@ def read_chunk_tokens(args: Namespace) -> int:
 class Usage:
     """Records which layers run, until it is closed.
 
-    A layer ran if its module was called, or if its weight got a gradient. This includes weights
-    that are multiplied outside of their module.
+    A layer ran if its module was called, or if its weight got a gradient, as weights do that are
+    multiplied outside of their module.
     """
 
-    def __init__(self, found: Iterable[FoundLayer], kinds: Collection[str]) -> None:
+    def __init__(self, layers: Iterable[FoundLayer], kinds: Collection[str]) -> None:
         self.names: set[str] = set()
         self._hooks = []
-        for layer, module, owner in found:
+        for layer, module, owner in layers:
             if layer.kind not in kinds:
                 continue
             self._hooks.append(module.register_forward_hook(self._note(layer.name)))
@@ -73,12 +73,12 @@ class Usage:
         def note(*args: object) -> Tensor | None:
             del args
             self.names.add(name)
-            return None  # the output, or the gradient, stays as it is
+            return None  # keeps the output, or the gradient
 
         return note
 
     def close(self) -> set[str]:
-        """Stop noting; the names of the layers that ran."""
+        """Remove the hooks, and return the names of the layers that ran."""
         for hook in self._hooks:
             hook.remove()
         return self.names

@@ -1,4 +1,4 @@
-"""Makes upstream start faster with the same results, by deferring work that a run may not need."""
+"""Start upstream faster with the same results, by deferring work that a run may not need."""
 
 import ast
 import functools
@@ -16,8 +16,8 @@ _compile, _getsource = torch.compile, inspect.getsource
 def compile_late() -> None:
     """Make torch.compile compile a function on its first call, on a CPU.
 
-    It imports its compiler at once, which takes a second: upstream decorates a method that only
-    inference uses. With CUDA, where upstream compiles more, nothing changes.
+    torch.compile imports its compiler at once, which takes a second, and upstream decorates a
+    method that only inference uses. With CUDA, where upstream compiles more, nothing changes.
     """
     if not torch.cuda.is_available():
         torch.compile = _late
@@ -28,11 +28,11 @@ def _late(model: Callable | None = None, **options: Any) -> Callable:
         return functools.partial(_late, **options)
     if isinstance(model, torch.nn.Module):
         return _compile(model, **options)
-    made = functools.cache(lambda: _compile(model, **options))
+    build = functools.cache(lambda: _compile(model, **options))
 
     @functools.wraps(model)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        return made()(*args, **kwargs)
+        return build()(*args, **kwargs)
 
     return compiled
 
@@ -60,11 +60,11 @@ def source_of(thing: Any) -> str:
 
 @functools.cache
 def _classes(file: str) -> dict[str, tuple[int, int | None]]:
-    """Return the lines of each class at the top of a file, decorators first."""
+    """Return the line range of each top-level class in a file, including decorators."""
     tree = ast.parse("".join(linecache.getlines(file)))
-    found = {}
+    ranges = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            found[node.name] = (first - 1, node.end_lineno)
-    return found
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            ranges[node.name] = (first - 1, node.end_lineno)
+    return ranges

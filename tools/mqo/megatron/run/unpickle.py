@@ -1,9 +1,9 @@
-"""Reads the pickles in a checkpoint without running code that they name.
+"""Read the pickles in a checkpoint without running code that they name.
 
 `.metadata` has the position of each tensor. torch reads it with plain pickle; `protect` replaces
-pickle there by this module's reader. Everything else is read by `torch.load`, which `protect`
-restricts to weights and to the classes that are registered as safe (`megatron/core/safe_globals.py`
-and, for its own state, ModelOpt).
+that by the reader in this module. `torch.load` reads everything else; `protect` restricts it to
+weights and to classes that are registered as safe (`megatron/core/safe_globals.py` and, for its own
+state, ModelOpt).
 """
 
 import enum
@@ -39,12 +39,12 @@ FORMAT_FILE = "metadata.json"  # with which Megatron marks a sharded checkpoint
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 NOT_WEIGHTS_ONLY = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
-# What torch's messages contain that advise to load without the restriction, or to widen it.
+# Words in torch's messages that advise to load without the restriction, or to widen it.
 _ADVICE = re.compile(r"weights_only|safe_globals|skip_data", re.IGNORECASE)
 _load_bytes = DefaultLoadPlanner.load_bytes
 _slice_file = filesystem.FileSystemReader._slice_file
 
-# What torch and Megatron write there.
+# The names that torch and Megatron write to `.metadata`.
 _KNOWN = {
     "torch": {"Size"},
     "torch.serialization": {"_get_layout"},
@@ -63,35 +63,36 @@ _KNOWN = {
 
 
 class CheckpointError(RuntimeError):
-    """No checkpoint of a folder can be gone on from."""
+    """A checkpoint cannot be loaded, or a folder has none to resume from."""
 
 
 class ForeignError(Exception):
-    """A name that has no business in a checkpoint's metadata."""
+    """A name that does not belong in a checkpoint's metadata."""
 
 
 class Reader(pickle._Unpickler):
-    """Build torch's own records, and nothing else: `known` names them by module.
+    """Unpickle torch's own records, and nothing else; `known` names them by module.
 
-    In Python, for the C reader sets attributes of classes, and allocates what a damaged file says.
+    This is Python's reader, because the C reader sets attributes of classes, and allocates the
+    sizes that a damaged file states.
     """
 
     known: ClassVar[dict[str, set[str]]] = _KNOWN
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what the pickle names; ForeignError for a name that is not known."""
+        """Return the object that the pickle names; ForeignError for an unknown name."""
         if name in self.known.get(module, ()) or (module == "torch" and _is_dtype(name)):
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):
             return _member
         raise ForeignError(f"{module}.{name}")
 
-    # Of pickle's own class in Python, which type stubs leave out.
+    # An attribute of Python's pickle class that type stubs omit.
     stack: list[Any]
 
     def load_build(self) -> None:
-        """Set the attributes of a record; those of a class would change the program."""
+        """Set attributes of a record only: attributes of a class would change the program."""
         kind = type(self.stack[-2])
         if kind.__module__ not in self.known or issubclass(kind, enum.Enum):
             raise ForeignError(f"setattr on {self.stack[-2]!r:.80}")
@@ -117,31 +118,31 @@ def protect() -> None:
 
 @contextmanager
 def typed_errors() -> Iterator[None]:
-    """Raise CheckpointError for what torch could not load."""
+    """Raise CheckpointError for an error of torch's loader."""
     try:
         yield
     except CheckpointException as error:
         raise _collected(error) from None
     except Exception as error:
-        if found := explain(error):
-            raise found from None  # torch's own message is not shown
+        if refusal := explain(error):
+            raise refusal from None  # torch's own message is not shown
         raise
 
 
 def explain(error: BaseException) -> CheckpointError | None:
-    """Return in plain words which file or entry was refused; None for an error of another kind.
+    """Return an error that names the refused file or entry; None for other errors.
 
-    The error of torch's sharded loader holds tracebacks, and that of a restricted load advises to
-    run what the file names.
+    The error of torch's sharded loader contains tracebacks, and that of a restricted load advises
+    to run the code that the file names.
     """
     if isinstance(error, CheckpointException):
-        parts = [one for one, _ in error.failures.values()]
+        parts = [failure for failure, _ in error.failures.values()]
         return _collected(error) if any(map(_refused, parts)) else None
     return _refused(error)
 
 
 def _refused(error: BaseException) -> CheckpointError | None:
-    """Return the refusal that an error is, or follows from; None of another error."""
+    """Return the refusal that an error is or follows from; None for other errors."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, CheckpointError):
@@ -153,12 +154,12 @@ def _refused(error: BaseException) -> CheckpointError | None:
 
 
 def _collected(error: CheckpointException) -> CheckpointError:
-    found = "; ".join(_describe(one) for one, _ in error.failures.values())
-    return CheckpointError(" ".join(found.split()))
+    text = "; ".join(_message(failure) for failure, _ in error.failures.values())
+    return CheckpointError(" ".join(text.split()))
 
 
-def _describe(error: BaseException) -> str:
-    """Return the message of a refusal as it is, and of any other error with what it is about."""
+def _message(error: BaseException) -> str:
+    """Return the message of a refusal unchanged, and of another error with its type."""
     if refused := _refused(error):
         return str(refused)
     return f"The checkpoint cannot be read: {type(error).__name__}: {error}".removesuffix(": ")
@@ -176,22 +177,22 @@ def _load_checked_bytes(planner: DefaultLoadPlanner, item: ReadItem, value: io.B
 
 
 def _checked_slice(reader: Any, file: io.BufferedReader, info: Any) -> Any:
-    """Return the part of a shard that is an entry, for torch.load."""
-    if found := entry_fault(file, info):
-        raise _refusal(file.name, found)
+    """Return an entry of a shard for torch.load, once it is checked."""
+    if fault := entry_fault(file, info):
+        raise _refusal(file.name, fault)
     return _slice_file(reader, file, info)
 
 
 def _wanted(error: BaseException) -> str:
-    """Return a clause on what a restricted load refused."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    return f"would have {found[1]} run, which no checkpoint needs" if found else "is damaged"
+    """Return a clause on the reason why a restricted load refused."""
+    name = re.search(r"GLOBAL (\S+)", str(error))
+    return f"would run {name[1]}, which no checkpoint needs" if name else "is damaged"
 
 
 def once_per_content(check: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Skip a check of a folder that passed it in this process and has not changed since.
+    """Skip a check of a folder that passed in this process and has not changed since.
 
-    The finding, the arguments and the weights of a checkpoint each ask for the same checks.
+    The choice, the arguments and the weights of a checkpoint each need the same checks.
     """
     passed: dict[Path, tuple[object, ...]] = {}
 
@@ -207,7 +208,7 @@ def once_per_content(check: Callable[[Path], None]) -> Callable[[Path], None]:
 
 
 def _state_of(folder: Path) -> tuple[object, ...] | None:
-    """Return name, size and times of each file of a folder, links followed; None if they cannot."""
+    """Return name, size and times of each file in a folder, links followed; None on an error."""
     try:
         entries = [(entry.name, entry.stat()) for entry in os.scandir(folder)]
     except (OSError, UnicodeError):
@@ -229,7 +230,7 @@ def check_metadata(checkpoint: Path) -> None:
     try:
         for part in list_folder(checkpoint):
             if not part.is_dir():
-                check_file(part)  # of the rest, too, which torch opens without a look
+                check_file(part)  # also other files, which torch opens unchecked
         with open_file(path, Limit.TEXT, within=checkpoint) as file:
             limits = limits_of(os.fstat(file.fileno()).st_size)
             try_first(lambda: read_metadata(file), path, limits)
@@ -243,10 +244,10 @@ def check_metadata(checkpoint: Path) -> None:
 
 @once_per_content
 def check_common_state(checkpoint: Path) -> None:
-    """Load the entries of an iteration's folder that are not tensors, in a child with limits.
+    """Load the entries of an iteration's folder that are not tensors, in a child process.
 
     Raises:
-        CheckpointError: it exceeds the limits, or ends the child.
+        CheckpointError: loading exceeds the limits, or ends the child process.
     """
     from megatron.core.dist_checkpointing import load_common_state_dict
 
@@ -264,46 +265,45 @@ def check_common_state(checkpoint: Path) -> None:
 
 
 def read_metadata(file: BinaryIO) -> Metadata:
-    """Return what a `.metadata` file holds. Only constructors of torch's own records run.
+    """Return the content of a `.metadata` file. Only constructors of torch's own records run.
 
     Raises:
         CheckpointError: the file holds something else, or is damaged.
     """
     path = getattr(file, "name", METADATA)
-    found = check_pickle(Reader(io.BytesIO(file.read())), path)
-    if not isinstance(found, Metadata):
-        raise _refusal(path, f"holds a {type(found).__name__}")
+    metadata = check_pickle(Reader(io.BytesIO(file.read())), path)
+    if not isinstance(metadata, Metadata):
+        raise _refusal(path, f"holds a {type(metadata).__name__}")
     try:
-        mark_tensors(found)
-    except (AttributeError, TypeError) as error:  # a record of a record's place is another value
+        mark_tensors(metadata)
+    except (AttributeError, TypeError) as error:  # a value where a record should be
         raise _refusal(path, f"is damaged ({type(error).__name__}: {error})") from error
-    for place in (found.storage_data or {}).values():
-        name = getattr(place, "relative_path", "")
+    for entry in (metadata.storage_data or {}).values():
+        name = getattr(entry, "relative_path", "")
         if Path(name).name != name or name == "..":
             raise _refusal(path, f"names the file {name}, outside of the checkpoint")
-    return found
+    return metadata
 
 
 def check_pickle(reader: Reader, path: Any) -> Any:
-    """Return what `reader` builds; CheckpointError for what is foreign or damaged in `path`."""
+    """Return what `reader` builds; CheckpointError if `path` is damaged or has unknown names."""
     try:
         return reader.load()
     except ForeignError as foreign:
-        found = f"would have {foreign} run, which no checkpoint needs"
-        raise _refusal(path, found) from foreign
+        raise _refusal(path, f"would run {foreign}, which no checkpoint needs") from foreign
     except Exception as error:  # a damaged pickle raises anything
         raise _refusal(path, f"is damaged ({type(error).__name__}: {error})") from error
 
 
-def _refusal(path: Any, found: str) -> CheckpointError:
+def _refusal(path: Any, fault: str) -> CheckpointError:
     return CheckpointError(
-        f"{path} {found}. Expected: what torch and Megatron write there. Do not load this "
+        f"{path} {fault}. Expected: content that torch and Megatron write. Do not load this "
         "checkpoint; give another one"
     )
 
 
 def _member(kind: Any, name: str, *default: Any) -> enum.Enum:
-    """Return a member of an enumeration, which Python 3.11.2 pickles as an attribute."""
+    """Return a member of an enumeration: Python 3.11.2 pickles it with getattr."""
     if not default and isinstance(kind, enum.EnumMeta) and name in kind.__members__:
         return kind[name]
     raise ForeignError("builtins.getattr")
@@ -313,5 +313,5 @@ def _is_dtype(name: str) -> bool:
     return isinstance(getattr(torch, name, None), torch.dtype)
 
 
-# Whatever reads a checkpoint imports this module first.
+# Every reader of checkpoints imports this module first.
 protect()

@@ -1,12 +1,12 @@
-"""Open files that come from elsewhere: checkpoints, models, tokenizers, run folders, settings.
+"""Open untrusted files: checkpoints, models, tokenizers, run folders, settings.
 
 A file is opened only if it is a regular file of a bounded size with a UTF-8 name. Pipes, devices,
 sockets and folders are refused without waiting for them. With `within`, a symbolic link must end
 inside that folder, or in the `blobs` of a Hugging Face cache if the folder is one of its snapshots.
 Every failure is an UntrustedFileError, which names the file, what was found and what was expected.
 
-This module needs only the standard library, so that `mqo` loads it without torch. tests/
-test_untrusted_files.py lists the few other places that may open a file.
+This module needs only the standard library, so that `mqo` loads it without torch. The few other
+modules that may open a file are listed in tests/test_untrusted_files.py.
 """
 
 import hashlib
@@ -24,14 +24,14 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-METADATA = "__metadata__"  # of a safetensors header, next to the tensors
+METADATA = "__metadata__"  # a key of a safetensors header, next to the tensors
 # Bits of a value of safetensors, by dtype.
 BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8}
 BITS |= {"F8_E5M2": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32}
 BITS |= {"U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64}
 MOST_NESTED = 100  # levels of lists and tables
-MOST_NODES = 100_000  # of YAML, with each alias replaced by its content
-MOST_ENTRIES = 1_000_000  # of a folder and the folders below it
+MOST_NODES = 100_000  # in YAML, with aliases expanded
+MOST_ENTRIES = 1_000_000  # in a folder and the folders below it
 MOST_LINE = 16 << 20  # bytes of a line
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -41,28 +41,28 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _NAME_ON_DISK = 4096  # bytes of a path
-# A dotted key of TOML, for which tomllib would take memory by the square of its parts.
+# A dotted key of TOML: tomllib takes memory in proportion to the square of its parts.
 _QUOTED = re.compile(r"""\"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+\"|'[^'\n]*+'""")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_NESTED}}}")
 
 
 class Limit(IntEnum):
-    """The most bytes of a file, by what it is for."""
+    """The most bytes of a file, by its purpose."""
 
     NAME = 1 << 12  # a tracker, a stamp, a note of one line
     SETTINGS = 4 << 20  # TOML and YAML that people write; scripts
     RECORD = 64 << 20  # JSON of a run, a model or a checkpoint
     HEADER = 100_000_000  # of a safetensors file: the limit of that library
     TOKENIZER = 256 << 20
-    TEXT = 1 << 30  # a text or a pickle that is read at once
-    STREAM = 1 << 62  # weights, indices and logs, of which a part is in memory at a time
+    TEXT = 1 << 30  # a text or a pickle that is read whole
+    STREAM = 1 << 62  # weights, indices and logs, which are read in parts
 
 
 class UntrustedFileError(ValueError):
-    """A file that is not opened, or does not hold what it should.
+    """A file that is not opened, or has the wrong content.
 
-    `clause` is what was found, `found` the same after the path. All are without a full stop.
+    `clause` is the fault, `found` the path and the fault. All are without a full stop.
     """
 
     def __init__(self, path: str | os.PathLike[str], found: str, expected: str) -> None:
@@ -76,7 +76,7 @@ class NoFileError(UntrustedFileError):
 
 
 def shown(path: str | os.PathLike[str]) -> str:
-    """Return a path as printable text: bytes that are not UTF-8 and control characters escaped."""
+    """Return a path as printable text, with control characters and non-UTF-8 bytes escaped."""
     text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
@@ -93,8 +93,8 @@ def open_file(
 ) -> "io.BufferedReader[Any]":
     """Open a regular file of at most `limit` bytes for reading.
 
-    `within` is the folder that a symbolic link may not lead out of. With `any_name` the name need
-    not be UTF-8: a source tree may have such files.
+    `within` is the folder that a symbolic link must not leave. With `any_name` the name need not
+    be UTF-8: a source tree may have such files.
 
     Raises:
         UntrustedFileError: the file is missing, not a regular file, too large or cannot be opened.
@@ -110,13 +110,13 @@ def open_file(
         if within:
             _check_inside(path, str(target), within)
             flags |= os.O_NOFOLLOW
-        _check_kind(path, Path(target).stat(), expected)  # opening a device may do something
+        _check_kind(path, Path(target).stat(), expected)  # opening a device may have effects
         handle = os.open(target, flags)
     except (FileNotFoundError, NotADirectoryError):
         raise NoFileError(path, "cannot be read: it does not exist", expected) from None
-    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links
         raise UntrustedFileError(path, _words(error), expected) from None
-    raw = io.FileIO(os.fspath(path), "rb", opener=lambda name, mode: handle)  # has the file's name
+    raw = io.FileIO(os.fspath(path), "rb", opener=lambda name, mode: handle)  # keeps the name
     file = io.BufferedReader(raw)
     try:
         status = os.fstat(handle)
@@ -137,30 +137,30 @@ def check_file(
 
 
 def check_name(path: str | os.PathLike[str]) -> None:
-    """Raise UntrustedFileError for a name that is not UTF-8, or that no file can have."""
+    """Raise UntrustedFileError for a name that is not UTF-8 or not valid for a file."""
     text = os.fspath(path)
     try:
         size = len(text.encode("utf-8"))
     except UnicodeEncodeError:
         raise UntrustedFileError(path, "is not a name in UTF-8", "a name in UTF-8") from None
     if "\0" in text:
-        raise UntrustedFileError(path, "has a NUL in its name", "the name of a file")
+        raise UntrustedFileError(path, "contains a NUL byte in its name", "the name of a file")
     if size > _NAME_ON_DISK:
         short = text[:80]
         raise UntrustedFileError(f"{short}...", f"is a name of {size:,} bytes", "a shorter name")
 
 
 def _check_inside(path: str | os.PathLike[str], target: str, within: Path) -> None:
-    """Raise UntrustedFileError if a file is outside of a folder and of the cache that it is in."""
+    """Raise UntrustedFileError if a file is outside of a folder and of its cache."""
     folder = Path(os.path.realpath(within, strict=True))
     allowed = [folder]
     if folder.parent.name == "snapshots":
         allowed.append(folder.parent.parent / "blobs")
-    if not any(Path(target).is_relative_to(place) for place in allowed):
+    if not any(Path(target).is_relative_to(parent) for parent in allowed):
         raise UntrustedFileError(
             path,
             f"is a link to {shown(target)}, outside of its folder",
-            f"a file in {shown(within)}, or a link to another one there",
+            f"a file in {shown(within)}, or a link to one",
         )
 
 
@@ -171,7 +171,7 @@ def _check_kind(path: str | os.PathLike[str], status: os.stat_result, expected: 
 
 
 def _words(error: OSError | RuntimeError) -> str:
-    """Return the clause of an error of the system."""
+    """Return the clause for an error of the operating system."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return f"cannot be read: {text}"
 
@@ -183,14 +183,14 @@ def read_bytes(
     within: Path | None = None,
     any_name: bool = False,
 ) -> bytes:
-    """Return the content of a file; arguments as for `open_file`."""
+    """Return the content of a file; the arguments are those of `open_file`."""
     with open_file(path, limit, within=within, any_name=any_name) as file:
         try:
-            content = file.read(limit + 1)  # some files of the system say that they are empty
+            content = file.read(limit + 1)  # some system files report a size of 0
         except OSError as error:
             raise UntrustedFileError(path, _words(error), "a file that can be read") from None
     if len(content) > limit:
-        raise UntrustedFileError(path, "grows", f"at most {limit:,} bytes")
+        raise UntrustedFileError(path, "grows while it is read", f"at most {limit:,} bytes")
     return content
 
 
@@ -201,7 +201,7 @@ def read_text(
     within: Path | None = None,
     errors: str = "strict",
 ) -> str:
-    """Return the text of a UTF-8 file, with line breaks as "\\n"; `errors` as for bytes.decode."""
+    """Return the text of a UTF-8 file, with line breaks as "\\n"; `errors` is for bytes.decode."""
     content = read_bytes(path, limit, within=within)
     try:
         text = content.decode("utf-8", errors)
@@ -213,13 +213,13 @@ def read_text(
 def read_lines(
     path: str | os.PathLike[str], start: int = 0, *, within: Path | None = None
 ) -> Iterator[bytes]:
-    """Yield the lines of a file of any size from byte `start` on, the last maybe cut short."""
+    """Yield the lines of a file of any size from byte `start`; the last may be incomplete."""
     with open_file(path, Limit.STREAM, within=within) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
             if len(line) == MOST_LINE and not line.endswith(b"\n"):
                 raise UntrustedFileError(
-                    path, "has a longer line", f"lines below {MOST_LINE:,} bytes"
+                    path, "contains a longer line", f"lines below {MOST_LINE:,} bytes"
                 )
             yield line
 
@@ -249,13 +249,13 @@ def read_json(
 
 
 def parse_json(path: str | os.PathLike[str], content: bytes | str) -> Any:
-    """Return the value of a JSON text that a file at `path` holds."""
+    """Return the value of the JSON text of a file at `path`."""
 
     def parse() -> Any:
         text = content if isinstance(content, str) else content.decode("utf-8")
         value = json.loads(text)
         if _SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")  # half a pair is not text
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate is not text
         return value
 
     return _parsed(path, "JSON", parse)
@@ -267,7 +267,7 @@ def read_json_object(
     """Return the object in a JSON file."""
     table = read_json(path, limit, within=within)
     if not isinstance(table, dict):
-        raise UntrustedFileError(path, "holds no object", "a JSON object, of names and values")
+        raise UntrustedFileError(path, "is not a JSON object", "a JSON object of names and values")
     return table
 
 
@@ -284,7 +284,7 @@ def read_toml(
 def read_yaml(
     path: str | os.PathLike[str], limit: int = Limit.SETTINGS, *, within: Path | None = None
 ) -> Any:
-    """Return the value in a YAML file without tags of Python's."""
+    """Return the value in a YAML file; Python's tags are refused."""
     import yaml
 
     text = read_text(path, limit, within=within)
@@ -307,12 +307,12 @@ def _yaml_value(text: str) -> Any:
 
 
 def _expanded_nodes(node: Any, known: dict[int, int]) -> int:
-    """Return the nodes below one, with each alias counted as its content; ValueError for a loop."""
+    """Return the number of nodes, with aliases expanded; more than MOST_NODES for a loop."""
     if id(node) not in known:
-        known[id(node)] = MOST_NODES + 1  # what a loop finds
+        known[id(node)] = MOST_NODES + 1  # a loop reads this
         parts = node.value if isinstance(node.value, list) else []
-        flat = (one for part in parts for one in (part if isinstance(part, tuple) else (part,)))
-        known[id(node)] = 1 + sum(_expanded_nodes(one, known) for one in flat)
+        flat = (child for part in parts for child in (part if isinstance(part, tuple) else (part,)))
+        known[id(node)] = 1 + sum(_expanded_nodes(child, known) for child in flat)
     return known[id(node)]
 
 
@@ -343,8 +343,12 @@ def _is_shallow(value: Any) -> bool:
     """Return whether lists and tables are nested in at most MOST_NESTED levels."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(MOST_NESTED):
-        parts = (one.values() if isinstance(one, dict) else one for one in level)
-        level = [one for part in parts for one in part if isinstance(one, dict | list)]
+        parts = (
+            container.values() if isinstance(container, dict) else container for container in level
+        )
+        level = [
+            container for part in parts for container in part if isinstance(container, dict | list)
+        ]
         if not level:
             return True
     return False
@@ -356,15 +360,15 @@ def _is_shallow(value: Any) -> bool:
 def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mapping[str, Any]:
     """Return {tensor: {"dtype", "shape", "data_offsets"}} of a safetensors file, and its metadata.
 
-    The tensors fill the file without gaps, as that library demands.
+    The tensors must fill the file without gaps, as that library requires.
     """
     with open_file(path, Limit.STREAM, within=within) as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > min(Limit.HEADER, size - 8):
-            found = f"cannot be read: its header has {length:,} bytes, the file {size:,}"
-            raise UntrustedFileError(path, found, "a whole safetensors file")
+            clause = f"cannot be read: its header has {length:,} bytes, the file {size:,}"
+            raise UntrustedFileError(path, clause, "a complete safetensors file")
         text = file.read(length)
     table = _parsed(path, "safetensors", lambda: json.loads(text))
     if not isinstance(table, dict):
@@ -372,12 +376,12 @@ def read_safetensors_header(path: Path, *, within: Path | None = None) -> Mappin
             path, "cannot be read: its header is not an object", "a safetensors file"
         )
     if fault := _bad_layout(table, size - 8 - length):
-        raise UntrustedFileError(path, f"cannot be read: {fault}", "a whole safetensors file")
+        raise UntrustedFileError(path, f"cannot be read: {fault}", "a complete safetensors file")
     return table
 
 
 def open_safetensors(path: Path, framework: str = "pt") -> Any:
-    """Open a safetensors file for `with`; a tensor is read on request."""
+    """Open a safetensors file for `with`; tensors are read on request."""
     from safetensors import SafetensorError, safe_open
 
     read_safetensors_header(path)
@@ -388,29 +392,29 @@ def open_safetensors(path: Path, framework: str = "pt") -> Any:
 
 
 def _bad_layout(table: Mapping[str, Any], size: int) -> str | None:
-    """Return a clause on how a header does not fit `size` bytes of data; None if it does."""
+    """Return a clause on why a header does not fit `size` bytes of data; None if it does."""
     notes = table.get(METADATA, {})
-    if not isinstance(notes, dict) or not all(isinstance(one, str) for one in notes.values()):
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
         return f"its {METADATA} is not a table of texts"
     ranges = []
     for name, tensor in table.items():
         if name != METADATA:
-            if (place := _range_of(tensor)) is None:
+            if (span := _range_of(tensor)) is None:
                 return f"its header does not describe {name[:80]!r}"
-            ranges.append((*place, name))
+            ranges.append((*span, name))
     end = 0
     for first, last, name in sorted(ranges):
         if first != end or last > size:
-            return f"it does not hold all of {name[:80]!r}"
+            return f"it does not contain all of {name[:80]!r}"
         end = last
     return None if end == size else f"it has {size - end:,} bytes after its tensors"
 
 
 def _range_of(tensor: Any) -> tuple[int, int] | None:
-    """Return where a tensor begins and ends; None if its shape and dtype have another size."""
+    """Return the start and end of a tensor; None if they do not fit its shape and dtype."""
     match tensor:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [first, last]}:
-            if not all(type(one) is int and one >= 0 for one in (*shape, first, last)):
+            if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
                 return None
             bits = BITS.get(dtype)
             fits = bits is None or math.prod(shape) * bits == (last - first) * 8
@@ -419,7 +423,7 @@ def _range_of(tensor: Any) -> tuple[int, int] | None:
 
 
 def read_npy(path: Path, *, within: Path | None = None) -> Any:
-    """Return the array in a .npy file, read when it is used."""
+    """Return the array in a .npy file; its elements are read on use."""
     import numpy as np
 
     dtype, shape, fortran, offset = _npy_header(path, within)
@@ -427,14 +431,14 @@ def read_npy(path: Path, *, within: Path | None = None) -> Any:
 
 
 def check_npy(path: Path, *, within: Path | None = None) -> None:
-    """Raise UntrustedFileError unless a .npy file holds a whole array of numbers."""
+    """Raise UntrustedFileError unless a .npy file contains a complete array of numbers."""
     _npy_header(path, within)
 
 
 def _npy_header(path: Path, within: Path | None) -> tuple[Any, tuple[int, ...], bool, int]:
     from numpy.lib import format as npy
 
-    expected = "a whole .npy file of numbers"
+    expected = "a complete .npy file of numbers"
     with open_file(path, Limit.STREAM, within=within) as file:
         size = os.fstat(file.fileno()).st_size
         try:
@@ -449,8 +453,8 @@ def _npy_header(path: Path, within: Path | None) -> tuple[Any, tuple[int, ...], 
     for length in shape:
         count *= length
     if dtype.hasobject or min(shape, default=0) < 0 or offset + count * dtype.itemsize != size:
-        found = f"cannot be read: it has {size:,} bytes for {dtype} of the shape {list(shape)}"
-        raise UntrustedFileError(path, found, expected)
+        clause = f"cannot be read: it has {size:,} bytes for {dtype} of the shape {list(shape)}"
+        raise UntrustedFileError(path, clause, expected)
     return dtype, shape, fortran, offset
 
 
@@ -458,30 +462,30 @@ def _npy_header(path: Path, within: Path | None) -> tuple[Any, tuple[int, ...], 
 
 
 def list_folder(path: str | os.PathLike[str]) -> list[Path]:
-    """Return what is in a folder, by name. A name that is not UTF-8 is an error."""
+    """Return the entries of a folder by name. A name that is not UTF-8 is an error."""
     folder = Path(path)
     check_name(folder)
-    found = []
+    paths = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 check_name(entry.path)
-                found.append(folder / entry.name)
-                if len(found) > MOST_ENTRIES:
+                paths.append(folder / entry.name)
+                if len(paths) > MOST_ENTRIES:
                     expected = f"at most {MOST_ENTRIES:,}"
                     raise UntrustedFileError(path, "holds too many entries", expected)
     except OSError as error:
         raise UntrustedFileError(path, _words(error), "a folder that can be read") from None
-    return sorted(found)
+    return sorted(paths)
 
 
 def walk_folders(
     root: Path, is_end: Callable[[Path], bool], skip: Callable[[UntrustedFileError], None]
 ) -> Iterator[Path]:
-    """Yield a folder and those below it, each of them once, even if several links lead to it.
+    """Yield a folder and all folders below it, each once, even if several links lead to it.
 
-    Nothing below a folder for which `is_end` holds is visited. `skip` gets the error of an entry
-    whose name is not UTF-8, and of a folder that cannot be read.
+    Folders below one for which `is_end` is True are not visited. `skip` gets the error of a name
+    that is not UTF-8, and of a folder that cannot be read.
     """
     visited, left, seen = set(), [root], 0
     while left:

@@ -1,4 +1,4 @@
-"""Makes the program take the same paths on a CPU as with CUDA, if memory or work differ."""
+"""Make the program take the same paths on a CPU as with CUDA, if memory or work differ."""
 
 import functools
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from mqo.megatron.simulation.watch import Watch
 
 
 def import_megatron(watch: Watch) -> None:
-    """Import megatron.core, with one kernel for each function that it has torch.compile fuse."""
+    """Import megatron.core, and count each function that torch.compile fuses as one kernel."""
     import mqo.megatron.run.start
     from mqo.megatron import device
 
     torch.compile = functools.partial(_compiled, watch)
     with patch.object(device.accelerator, "is_available", lambda: True, create=True):
-        import_module("megatron.core.jit")  # chooses torch.compile if there is a GPU
+        import_module("megatron.core.jit")  # chooses torch.compile if a GPU is available
     mqo.megatron.run.start.compile_late = lambda: None
-    # gloo's substitutes for collectives of parts of different sizes.
+    # Not the substitutes for gloo, which lacks collectives of parts with different sizes.
     device.all_gather = torch.distributed.all_gather  # type: ignore[assignment]
     device.reduce_scatter = torch.distributed.reduce_scatter  # type: ignore[assignment]
     torch.nn.functional.rms_norm = functools.partial(_rms_norm, watch)
 
 
 def chunk_sizes() -> None:
-    """Make losses and attention work in the chunks that they use on a GPU."""
+    """Make losses and attention use the chunk sizes of a GPU."""
     from mqo.megatron.attention import chunks as attention
     from mqo.megatron.losses import chunks as losses
 
@@ -38,8 +38,8 @@ def chunk_sizes() -> None:
 
 def adam(optimizer: Any) -> None:
     """Make torch's Adam update all weights of a group at once, which is the default on CUDA."""
-    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
-        for group in one.optimizer.param_groups:
+    for inner in getattr(optimizer, "chained_optimizers", [optimizer]):
+        for group in inner.optimizer.param_groups:
             if "foreach" in group:
                 group["foreach"] = True
 
@@ -51,9 +51,9 @@ def _compiled(watch: Watch, function: Callable | None = None, **options: Any) ->
     @functools.wraps(function)
     def region(*args: Any, **kwargs: Any) -> Any:
         with watch.hidden():
-            made = function(*args, **kwargs)
-        watch.tell(None, (function.__name__, *args), kwargs, made)
-        return made
+            result = function(*args, **kwargs)
+        watch.tell(None, (function.__name__, *args), kwargs, result)
+        return result
 
     return region
 
@@ -70,18 +70,18 @@ def _rms_norm(
 
 
 class _RmsNorm(torch.autograd.Function):
-    """CUDA's kernels: forward keeps its input and a number a row, in fp32."""
+    """Model CUDA's kernels: the forward pass saves its input and one fp32 number per row."""
 
     @staticmethod
     def forward(ctx: Any, watch: Watch, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         with watch.hidden():
             wide = x.float()
             scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-            made = (wide * scale).to(x.dtype) * weight
-        watch.tell(None, ("rms_norm", x, weight), {}, (made, scale))
+            result = (wide * scale).to(x.dtype) * weight
+        watch.tell(None, ("rms_norm", x, weight), {}, (result, scale))
         ctx.watch = watch
         ctx.save_for_backward(x, weight, scale)
-        return made
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple:

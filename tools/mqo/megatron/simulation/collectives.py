@@ -1,4 +1,4 @@
-"""Counts what a rank exchanges with others: operation, group, calls, bytes."""
+"""Count what a rank exchanges with others: operation, group, calls, bytes."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 from mqo.megatron.simulation.memory import tensors
 from mqo.megatron.simulation.watch import Call
 
-# {operation of c10d: (its name here, whose bytes count: what is taken or what is made)}
+# {operation of c10d: its name here}
 _NAMES = {
     "broadcast_": "broadcast",
     "allreduce_": "all-reduce",
@@ -34,10 +34,9 @@ _NAMES = {
 
 
 class Exchange(NamedTuple):
-    """A kind of exchange: `size` are the bytes of the whole, on one rank.
+    """A kind of exchange. `size` is the bytes of the whole tensor on one rank.
 
-    `ranks` is the size of the group, and the number of nodes that it spans. `overlapped` says that
-    it runs during computation, as upstream's flags select.
+    `ranks` is the size of the group, `nodes` the number of nodes that it spans.
     """
 
     operation: str
@@ -48,7 +47,7 @@ class Exchange(NamedTuple):
 
     @property
     def wire(self) -> int:
-        """Bytes that a rank sends, by a ring."""
+        """Return the bytes that a rank sends in a ring."""
         share = (self.ranks - 1) / self.ranks
         parts = {"all-reduce": 2 * share, "broadcast": 1, "send": 1, "receive": 0, "reduce": 1}
         return int(self.size * parts.get(self.operation, share))
@@ -56,13 +55,13 @@ class Exchange(NamedTuple):
 
 @dataclass
 class Collectives:
-    """An observer of torch.distributed's operations. `per_node` is how many ranks a node has."""
+    """An observer that counts exchanges. `per_node` is the number of ranks per node."""
 
     per_node: int
-    found: Counter[Exchange] = field(default_factory=Counter)
+    counts: Counter[Exchange] = field(default_factory=Counter)
 
     def __call__(self, call: Call) -> None:
-        """Count an exchange."""
+        """Count the call if it is an exchange."""
         if call.func is None or call.func.namespace != "c10d":
             return
         name = _NAMES.get(call.func.overloadpacket.__name__)
@@ -73,12 +72,12 @@ class Collectives:
             return
         ranks = torch.distributed.get_process_group_ranks(group)
         nodes = len({rank // self.per_node for rank in ranks})
-        found = Exchange(name, _label(group), len(ranks), nodes, _bytes(name, call.args))
-        self.found[found] += 1
+        exchange = Exchange(name, _label(group), len(ranks), nodes, _bytes(name, call.args))
+        self.counts[exchange] += 1
 
 
 def _bytes(name: str, args: tuple) -> int:
-    """Return the bytes of the whole: for all-gather what is made of all parts."""
+    """Return the bytes of the whole tensor: for all-gather, of its result."""
     sizes = [
         sum(t.numel() * t.element_size() for t in tensors(arg))
         for arg in args
@@ -96,5 +95,5 @@ def _group(arg: Any) -> ProcessGroup | None:
 
 
 def _label(group: ProcessGroup) -> str:
-    """Return the group's name as upstream describes it, in its short form."""
+    """Return upstream's short description of the group."""
     return group.group_desc or "undefined"

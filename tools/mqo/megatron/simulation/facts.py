@@ -1,4 +1,4 @@
-"""What a simulation found out, as JSON: `mqo simulate` reads it."""
+"""Convert the results of a simulation to JSON, for `mqo simulate`."""
 
 import re
 from collections import Counter
@@ -9,17 +9,17 @@ import numpy as np
 import torch
 
 from mqo.megatron.simulation.memory import KINDS, Stretch
-from mqo.megatron.simulation.program import Ran, Step
+from mqo.megatron.simulation.program import RankResult, Step
 
 POINTS = 1200  # of the timeline
 LINES = 200  # of source, at the peak
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def facts(ran: Ran) -> dict[str, Any]:
-    """Return the rank's place, weights, memory, work and exchanges.
+def facts(ran: RankResult) -> dict[str, Any]:
+    """Return the rank's position, weights, memory, work and exchanges.
 
-    Work and exchanges are those of the last two steps, which differ only in micro-batches.
+    Work and exchanges are from the last two steps, which differ only in micro-batches.
     """
     from megatron.core import mpu
 
@@ -46,7 +46,7 @@ def facts(ran: Ran) -> dict[str, Any]:
 
 
 def memory(stretch: Stretch) -> dict[str, Any]:
-    """Return a step's peak, what was alive at it, and the bytes of each kind through the step."""
+    """Return a step's peak, the tensors at the peak, and the bytes of each kind over the step."""
     curves = stretch.curves()
     total = curves.sum(axis=0)
     peak = int(total.argmax())
@@ -61,13 +61,13 @@ def memory(stretch: Stretch) -> dict[str, Any]:
 
 
 def step_facts(step: Step) -> dict[str, Any]:
-    """Return what a step computed and exchanged, layers that differ in their numbers together."""
+    """Return a step's work and exchanges, summed over layers that differ only in numbers."""
     works: Counter = Counter()
-    for work, calls in step.works.found.items():
+    for work, calls in step.works.counts.items():
         works[work._replace(layer=_NUMBER.sub("*", work.layer))] += calls
     exchanges = [
         exchange._asdict() | {"wire": exchange.wire, "calls": calls}
-        for exchange, calls in step.collectives.found.items()
+        for exchange, calls in step.collectives.counts.items()
     ]
     return {
         "micro_batches": step.micro_batches,
@@ -76,11 +76,11 @@ def step_facts(step: Step) -> dict[str, Any]:
     }
 
 
-def _totals(ran: Ran, step: Step) -> np.ndarray:
+def _totals(ran: RankResult, step: Step) -> np.ndarray:
     return ran.memory.between(step.start + 1, step.end).curves().sum(axis=0)
 
 
 def _shown(total: np.ndarray) -> np.ndarray:
-    """Return the operations that a picture shows: of each stretch the one with the most memory."""
+    """Return the operations to plot: of each interval the one with the most memory."""
     edges = np.linspace(0, len(total), min(POINTS, len(total)) + 1).astype(int)
     return np.array([a + int(total[a:b].argmax()) for a, b in pairwise(edges)])

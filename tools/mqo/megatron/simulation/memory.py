@@ -1,4 +1,4 @@
-"""Logs every storage from its first tensor to its last, and says what was alive when."""
+"""Log the lifetime of every storage, and report what was alive at each operation."""
 
 import weakref
 from collections import defaultdict
@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from mqo.megatron.simulation.watch import Call, Place
+from mqo.megatron.simulation.watch import Call, Origin
 from mqo.quant.packing import working_dtype
 
-ALIGNMENT = 512  # bytes: what CUDA's allocator of torch rounds sizes up to
+ALIGNMENT = 512  # bytes; torch's allocator for CUDA rounds sizes up to multiples of this
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
-# Where a layer's or a file's tensors are the logits' and what the loss makes of them.
+# The layer and the files whose tensors are logits or belong to the loss.
 _HEAD, _LOSSES = "output_layer", "mqo/megatron/losses/"
-# Bytes that a kernel allocates in addition to its results, by operation and its arguments.
-# torch's flash attention adds up the queries' gradient in fp32.
+# {operation: function of its arguments that returns the bytes that its kernel allocates in addition
+# to the results}. torch's flash attention accumulates the gradient of queries in fp32.
 WORKSPACE = {
     "pack": lambda args: _copies(args[0], args[4]),
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda args: 4 * args[1].numel(),
@@ -29,31 +29,30 @@ WORKSPACE = {
 
 
 def _copies(x: Tensor, quant_type: str) -> int:
-    """Return bytes of the rounded copy that packing makes, and of the wide one before it."""
+    """Return the bytes of the rounded copy in packing, and of the wider copy before it."""
     dtype = working_dtype(x, quant_type)
     return x.numel() * dtype.itemsize * (1 + (dtype != x.dtype))
 
 
 @dataclass(slots=True)
 class Allocation:
-    """A storage: its bytes, the first operation after which it exists and the first after which it
-    is freed, and its origin.
+    """A storage: its bytes, the first operation after which it exists, the first after which it is
+    freed, its origin and its phase.
 
-    `origin` is "setup", "forward", "backward" or "optimizer". `kind` is set if it outlives the
-    steps.
+    `phase` is "setup", "forward", "backward" or "optimizer". `kind` is set if it outlives steps.
     """
 
     size: int
     born: int
-    place: Place
-    origin: str
+    origin: Origin
+    phase: str
     died: int | None = None
     kind: str | None = None
 
 
 @dataclass
 class Memory:
-    """An observer. `only_fake` counts only tensors without data."""
+    """An observer that logs storages. `only_fake` counts only tensors without data."""
 
     only_fake: bool = True
     phase: str = "setup"
@@ -63,51 +62,51 @@ class Memory:
     _clock: int = 0
 
     def __call__(self, call: Call) -> None:
-        """Note the storages that an operation made."""
+        """Log the storages of an operation's results."""
         self._clock = call.clock
-        origin = self.phase
+        phase = self.phase
         if call.backward:
-            origin = "backward"
+            phase = "backward"
             if not call.recomputed:
                 self._backward.append(call.clock)
-        for tensor in tensors(call.made):
-            self._note(tensor, call.place, origin)
+        for tensor in tensors(call.result):
+            self._note(tensor, call.origin, phase)
         workspace = WORKSPACE.get(call.func.overloadpacket.__name__ if call.func else "")
         if workspace:
             self.log.append(
-                Allocation(workspace(call.args), call.clock, call.place, origin, call.clock + 1)
+                Allocation(workspace(call.args), call.clock, call.origin, phase, call.clock + 1)
             )
 
-    def _note(self, tensor: Tensor, place: Place, origin: str) -> None:
+    def _note(self, tensor: Tensor, origin: Origin, phase: str) -> None:
         if self.only_fake and not isinstance(tensor, FakeTensor):
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._alive:
-            made = self._log(storage, place, origin)
-            self._alive[key] = [weakref.ref(storage, lambda _: self._end(key)), made]
+            allocation = self._log(storage, origin, phase)
+            self._alive[key] = [weakref.ref(storage, lambda _: self._end(key)), allocation]
 
-    def _log(self, storage: torch.UntypedStorage, place: Place, origin: str) -> Allocation:
+    def _log(self, storage: torch.UntypedStorage, origin: Origin, phase: str) -> Allocation:
         size = -(-storage.nbytes() // ALIGNMENT) * ALIGNMENT
-        made = Allocation(size, self._clock, place, origin)
-        self.log.append(made)
-        return made
+        allocation = Allocation(size, self._clock, origin, phase)
+        self.log.append(allocation)
+        return allocation
 
     def _end(self, key: int) -> None:
-        _, one = self._alive.pop(key)
-        one.died = self._clock + 1  # after the last operation it was still there
+        _, allocation = self._alive.pop(key)
+        allocation.died = self._clock + 1  # it still existed after the last operation
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Note that a storage has another size now: its earlier bytes are gone."""
-        found = self._alive.get(storage._cdata)
-        if found is not None:
-            old = found[1]
+        """Log that a storage was resized: its earlier bytes are freed."""
+        entry = self._alive.get(storage._cdata)
+        if entry is not None:
+            old = entry[1]
             old.died = self._clock + 1
-            found[1] = self._log(storage, old.place, old.origin)
+            entry[1] = self._log(storage, old.origin, old.phase)
 
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:
-        """Note storages that upstream empties, and fills again when it recomputes them."""
+        """Log storages that upstream empties, and fills again to recompute them."""
         real = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -119,33 +118,41 @@ class Memory:
             yield
 
     def name(self, kind: str, owned: Iterable[Tensor]) -> None:
-        """Set the kind of tensors that stay from step to step."""
+        """Set the kind of tensors that outlive a step."""
         for tensor in owned:
-            found = self._alive.get(tensor.untyped_storage()._cdata)
-            if found and found[1].kind is None:
-                found[1].kind = kind
+            entry = self._alive.get(tensor.untyped_storage()._cdata)
+            if entry and entry[1].kind is None:
+                entry[1].kind = kind
 
     def between(self, start: int, end: int) -> "Stretch":
-        """Return what was alive in a stretch of time, each storage with its kind."""
+        """Return the storages that were alive between two clocks, each with its kind."""
         backward = np.asarray(self._backward, dtype=np.int64)
         rows = []
-        for one in self.log:
-            died = end + 1 if one.died is None else one.died
-            if one.size and died > start and one.born <= end:
-                rows.append((max(one.born, start), died, one.size, _kind(one, died, backward), one))
+        for allocation in self.log:
+            died = end + 1 if allocation.died is None else allocation.died
+            if allocation.size and died > start and allocation.born <= end:
+                rows.append(
+                    (
+                        max(allocation.born, start),
+                        died,
+                        allocation.size,
+                        _kind(allocation, died, backward),
+                        allocation,
+                    )
+                )
         return Stretch(start, end, rows)
 
 
-def _kind(one: Allocation, died: int, backward: np.ndarray) -> str:
-    """Return an allocation's kind: what a backward pass finds is an activation."""
-    if one.kind:
-        return one.kind
-    if one.place.quantizes:
+def _kind(allocation: Allocation, died: int, backward: np.ndarray) -> str:
+    """Return an allocation's kind: an activation exists until a backward pass."""
+    if allocation.kind:
+        return allocation.kind
+    if allocation.origin.quantizes:
         return "quantizer"
-    if one.place.layer.rpartition(".")[2] == _HEAD or _LOSSES in one.place.line:
+    if allocation.origin.layer.rpartition(".")[2] == _HEAD or _LOSSES in allocation.origin.line:
         return "logits"
-    if one.origin == "forward":
-        after = np.searchsorted(backward, one.born, side="right")
+    if allocation.phase == "forward":
+        after = np.searchsorted(backward, allocation.born, side="right")
         if after < len(backward) and backward[after] < died:
             return "activations"
     return "temporary"
@@ -153,14 +160,14 @@ def _kind(one: Allocation, died: int, backward: np.ndarray) -> str:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Rows (born, died, bytes, kind, allocation) that were alive between two clocks."""
+    """Rows (born, died, bytes, kind, allocation) of storages alive between two clocks."""
 
     start: int
     end: int
     rows: list[tuple[int, int, int, str, Allocation]]
 
     def curves(self) -> np.ndarray:
-        """Return bytes [kinds, end - start + 1], alive after each operation."""
+        """Return the bytes alive after each operation, [kinds, end - start + 1]."""
         steps = np.zeros((len(KINDS), self.end - self.start + 2), dtype=np.int64)
         for born, died, size, kind, _ in self.rows:
             row = KINDS.index(kind)
@@ -170,29 +177,29 @@ class Stretch:
         return steps.cumsum(axis=1)[:, :-1]
 
     def alive(self, clock: int) -> Iterator[tuple[str, Allocation]]:
-        """Yield the kind and allocation of each storage that was alive after an operation."""
-        for born, died, _, kind, one in self.rows:
+        """Yield the kind and the allocation of each storage that was alive after an operation."""
+        for born, died, _, kind, allocation in self.rows:
             if born <= clock < died:
-                yield kind, one
+                yield kind, allocation
 
     def by_line(self, clock: int) -> list[dict[str, Any]]:
-        """Return kind, line, bytes and number of storages that were alive, the most bytes first."""
-        found: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for kind, one in self.alive(clock):
-            entry = found[kind, one.place.line]
-            entry[0] += one.size
+        """Return kind, line, bytes and number of the live storages, the most bytes first."""
+        totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
+        for kind, allocation in self.alive(clock):
+            entry = totals[kind, allocation.origin.line]
+            entry[0] += allocation.size
             entry[1] += 1
         rows = [
             {"kind": kind, "line": line, "bytes": size, "tensors": count}
-            for (kind, line), (size, count) in found.items()
+            for (kind, line), (size, count) in totals.items()
         ]
         return sorted(rows, key=lambda row: -row["bytes"])
 
 
-def tensors(made: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors of an operation's arguments or results."""
-    if isinstance(made, Tensor):
-        yield made
-    elif isinstance(made, (list, tuple)):
-        for one in made:
-            yield from tensors(one)
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)

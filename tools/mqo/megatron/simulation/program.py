@@ -1,4 +1,4 @@
-"""Sets upstream's program up as one rank, and runs some steps of it."""
+"""Set up upstream's program as one rank, and run a few steps of it."""
 
 import os
 import sys
@@ -20,12 +20,12 @@ from mqo.megatron.simulation.work import Tags, Works, tagging
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is simulated: rank `rank` of `world`, `per_node` of them a node.
+class RankJob:
+    """The rank to simulate: `rank` of `world`, with `per_node` ranks per node.
 
-    `micro_batches` of each step; more than one step, since the optimizer's states come with the
-    first. `imbalance` is how many times its even share of tokens this rank's experts get. `real`
-    runs the same on real tensors and real processes, for comparison.
+    `micro_batches` are those of each step. There is more than one step, because the first creates
+    the optimizer's states. This rank's experts get `imbalance` times their even share of tokens.
+    `real` runs the same on real tensors and real processes, for comparison.
     """
 
     world: int
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """Clocks at which a step began and ended, and what it did."""
+    """The clocks at the start and the end of a step, and its work and exchanges."""
 
     start: int
     end: int
@@ -49,8 +49,8 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A simulation that ended: upstream's arguments, the model's chunks, the log."""
+class RankResult:
+    """The result of a simulation: upstream's arguments, the model's chunks, memory, steps."""
 
     args: Namespace
     models: list[torch.nn.Module]
@@ -58,8 +58,8 @@ class Ran:
     steps: list[Step]
 
 
-def run(job: Job) -> Ran:
-    """Build the rank's part of the model, and train it for as many steps as the job says."""
+def run(job: RankJob) -> RankResult:
+    """Build the rank's part of the model, and train it for the steps of the job."""
     memory, tags = Memory(only_fake=not job.real), Tags()
     watch = Watch(memory)
     prepare(job, watch, tags)
@@ -69,11 +69,11 @@ def run(job: Job) -> Ran:
         with watch.following(trainer.models):
             steps = trainer.train(forward_step, job, tags)
         trainer.name_owned()
-    return Ran(trainer.args, trainer.models, memory, steps)
+    return RankResult(trainer.args, trainer.models, memory, steps)
 
 
-def prepare(job: Job, watch: Watch, tags: Tags) -> None:
-    """Install the replacements before upstream is imported."""
+def prepare(job: RankJob, watch: Watch, tags: Tags) -> None:
+    """Install the replacements, before upstream is imported."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     os.environ |= {"WORLD_SIZE": str(job.world), "RANK": str(job.rank), "LOCAL_RANK": "0"}
     from mqo.quant import gemms
@@ -84,10 +84,10 @@ def prepare(job: Job, watch: Watch, tags: Tags) -> None:
     routing.with_counts(job.imbalance)
 
 
-def read_arguments(job: Job) -> tuple[Any, Any]:
-    """Return upstream's configuration, and the program's forward step."""
+def read_arguments(job: RankJob) -> tuple[Any, Any]:
+    """Return upstream's configuration and the program's forward step."""
     fake = [] if job.real else ["--fake-process-group"]
-    # Reruns compare values, of which there are none.
+    # Reruns compare values, and there are none.
     data = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--rerun-mode", "disabled"]
     sys.argv[1:] = [*job.flags, *data, *fake]
     import pretrain_gpt
@@ -109,7 +109,7 @@ def read_arguments(job: Job) -> tuple[Any, Any]:
 
 
 class Trainer:
-    """Upstream's model and optimizer, and its loop around them."""
+    """Run upstream's training loop on its model and optimizer."""
 
     def __init__(self, container: Any, watch: Watch, memory: Memory) -> None:
         from megatron.core.enums import ModelType
@@ -133,8 +133,8 @@ class Trainer:
 
         self.optimizer.step = step
 
-    def train(self, forward_step: Callable[..., Any], job: Job, tags: Tags) -> list[Step]:
-        """Run upstream's loop for the job's steps, and return what each did."""
+    def train(self, forward_step: Callable[..., Any], job: RankJob, tags: Tags) -> list[Step]:
+        """Run upstream's loop for the job's steps, and return the steps."""
         from megatron.core.rerun_state_machine import RerunDataIterator
         from megatron.core.utils import get_model_config
         from megatron.training import training
@@ -148,7 +148,7 @@ class Trainer:
             self.watch.observers = (self.memory, works, collectives)
             self.memory.phase, start = "forward", self.watch.clock
             done = real(*args, **kwargs)
-            self.watch.observers = (self.memory,)  # what follows is of no step
+            self.watch.observers = (self.memory,)  # later operations belong to no step
             steps.append(Step(start, self.watch.clock, calculator.get(), works, collectives))
             self.memory.phase = "setup"
             calculator.num_micro_batches = next(waiting, calculator.get())
@@ -178,8 +178,8 @@ class Trainer:
         """Set the kind of weights, gradients and optimizer states."""
         self.memory.name("weights", (p.data for m in self.models for p in m.parameters()))
         self.memory.name("gradients", self._gradients())
-        for one in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
-            inner = one.optimizer
+        for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
+            inner = optimizer.optimizer
             owned = [p for group in inner.param_groups for p in group["params"]]
             owned += [t for state in inner.state.values() for t in state.values()]
             self.memory.name("optimizer", (t for t in owned if isinstance(t, torch.Tensor)))
@@ -193,7 +193,7 @@ class Trainer:
 
 
 def num_microbatches_calculator() -> Any:
-    """Return upstream's, which says how many micro-batches a step has."""
+    """Return upstream's calculator, which has the number of micro-batches of a step."""
     from megatron.core import num_microbatches_calculator as module
 
     return module._GLOBAL_NUM_MICROBATCHES_CALCULATOR

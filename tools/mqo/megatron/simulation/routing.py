@@ -1,4 +1,4 @@
-"""How many tokens each expert gets: an input, since a router's choice needs data."""
+"""Set the number of tokens of each expert, because a router's choice needs data."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def with_counts(imbalance: float) -> None:
-    """Make upstream's dispatchers send a number of tokens set by `imbalance`, dropping none.
+    """Make upstream's dispatchers send the number of tokens that `imbalance` sets; none is dropped.
 
     This rank's experts get `imbalance` times their even share of each rank's tokens; the other
     ranks' experts share the rest evenly. The dispatchers get these counts instead of reading the
@@ -17,7 +17,7 @@ def with_counts(imbalance: float) -> None:
 
     class Given(upstream.MoEAlltoAllTokenDispatcher):
         def preprocess(self, routing_map: Tensor) -> np.ndarray:
-            super().preprocess(routing_map)  # whose work counts, and whose numbers do not
+            super().preprocess(routing_map)  # counts its work; its results are replaced
             return _give(self, routing_map, imbalance)
 
     class GivenByAllGather(upstream.MoEAllGatherTokenDispatcher):
@@ -31,18 +31,18 @@ def with_counts(imbalance: float) -> None:
 
 
 def local_counts(rows: int, ranks: int, experts: int, imbalance: float) -> np.ndarray:
-    """Return the rows that each of a rank's experts gets, of `rows` that go to `ranks` ranks."""
+    """Return the number of rows of each expert of a rank, if `ranks` ranks share `rows`."""
     own = min(rows, round(imbalance * rows / ranks)) if ranks > 1 else rows
     return shares(own, experts)
 
 
 def shares(rows: int, parts: int) -> np.ndarray:
-    """Return rows shared out evenly, the first parts getting one more."""
+    """Split `rows` evenly; the first parts get one more if needed."""
     return np.array([rows // parts + (i < rows % parts) for i in range(parts)])
 
 
 def _give(dispatcher: Any, routing_map: Tensor, imbalance: float) -> np.ndarray:
-    """Set what an all-to-all dispatcher sends and receives; return its experts' tokens."""
+    """Set the sizes of an all-to-all dispatcher's exchanges; return its experts' tokens."""
     ranks, tensor = dispatcher.ep_size, dispatcher.tp_size
     experts, own_rank = dispatcher.num_local_experts, dispatcher.ep_group.rank()
     rows = routing_map.size(0) * dispatcher.config.moe_router_topk
@@ -55,14 +55,14 @@ def _give(dispatcher: Any, routing_map: Tensor, imbalance: float) -> np.ndarray:
         dispatcher.output_splits = np.full(ranks, counts.sum())
         dispatcher.output_splits_tp = np.full(tensor, ranks * counts.sum())
     dispatcher.num_global_tokens_per_local_expert = np.tile(counts, (tensor * ranks, 1))
-    # Which chunk comes first changes nothing that is counted, and chunks differ by a row at most.
+    # The order of chunks changes no count, and chunks differ by at most one row.
     order = np.arange(tensor * ranks * experts)
     dispatcher.sort_input_by_local_experts = dispatcher.restore_output_by_local_experts = order
     return counts * tensor * ranks
 
 
 def _gathered(dispatcher: Any, hidden: Tensor, probs: Tensor, imbalance: float) -> tuple:
-    """Pick the rows of a rank's experts from all ranks' tokens, which were gathered."""
+    """Select the rows of a rank's experts from the gathered tokens of all ranks."""
     from megatron.core.transformer.moe.moe_utils import permute
 
     own = slice(dispatcher.local_expert_indices[0], dispatcher.local_expert_indices[-1] + 1)

@@ -1,4 +1,4 @@
-"""Which program a run's flags are for: pretrain_gpt.py, or distill_gpt.py with a teacher."""
+"""Find the program for a run's flags: pretrain_gpt.py, or distill_gpt.py with a teacher."""
 
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ TEACHER = "--export-kd-teacher-load"
 
 
 class Program(NamedTuple):
-    """How a program makes its model's configuration, runs a micro-batch, and adds flags."""
+    """The functions of a program: model configuration, forward step, and further flags."""
 
     configure: Callable[[Namespace], Any]
     forward_step: Callable[..., tuple]
@@ -17,7 +17,7 @@ class Program(NamedTuple):
 
 
 def program(flags: Sequence[str]) -> Program:
-    """Return the program of the flags."""
+    """Return the program for the flags."""
     if not any(word.partition("=")[0] == TEACHER for word in flags):
         import pretrain_gpt
 
@@ -26,7 +26,7 @@ def program(flags: Sequence[str]) -> Program:
     from megatron.inference.arguments import add_modelopt_args
     from megatron.inference.gpt import model_provider
 
-    # Sizes are all that is taken of a teacher, so a folder that names them is enough.
+    # Only a teacher's sizes are needed, so a folder that names them is enough.
     model_provider.checkpoint_folder = Path
     model_provider.load_teacher = lambda teacher, args: teacher
     return Program(distill_gpt.model_config, distill_gpt.forward_step, add_modelopt_args)

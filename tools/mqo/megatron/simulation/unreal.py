@@ -1,4 +1,4 @@
-"""Answers for tensors without data: what reads values, and what fake tensors cannot do."""
+"""Supply values that code reads from tensors without data, and operations that they lack."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 @contextmanager
 def without_data() -> Iterator[None]:
-    """Run what is in the block on fake tensors."""
+    """Run the block on fake tensors."""
     with ExitStack() as stack:
         stack.enter_context(patch.object(torch.nn.Module, "_apply", _apply))
         stack.enter_context(patch.object(torch, "tensor", _tensor))
@@ -25,17 +25,17 @@ def without_data() -> Iterator[None]:
         yield
 
 
-# Functions of megatron.core that read 0: whether an fp16 gradient overflowed, whether a group of
-# parameters has a gradient norm of its own.
+# Functions of megatron.core that must read 0: whether an fp16 gradient overflowed, and whether a
+# group of parameters has its own gradient norm.
 _ZERO = {"_unscale_main_grads_and_check_for_nan", "has_grad_norm_group"}
 
 
 class _Answers(TorchDispatchMode):
-    """Supplies what fake tensors lack: a value that is read is 1, or 0 in the functions of _ZERO.
+    """Supply what fake tensors lack: a value that is read is 1, or 0 in the functions of _ZERO.
 
-    The step reads values only for checks: of the RNG state, of NaN, of a norm. Coalesced
-    collectives, for which fake tensors have no rule, end at once. Torch's rule for grouped products
-    supports only bfloat16.
+    The step reads values only for checks of the RNG state, of NaN and of a norm. Coalesced
+    collectives end at once, because fake tensors have no rule for them. Torch's rule for grouped
+    products supports only bfloat16.
     """
 
     def __torch_dispatch__(
@@ -65,24 +65,24 @@ def _apply(
     module: torch.nn.Module,
     function: Callable[[Tensor], Tensor],
     recurse: bool = True,
-    made: dict[int, tuple] | None = None,
+    replaced: dict[int, tuple] | None = None,
 ) -> torch.nn.Module:
-    """Replace each parameter by one of the function's result: a fake one cannot be swapped.
+    """Replace each parameter by a new one with the result: fake parameters cannot be swapped.
 
-    `made` holds (old, new) by the old one's id, so that tied ones stay tied.
+    `replaced` has (old, new) by the id of the old parameter, so that tied ones stay tied.
     """
-    made = {} if made is None else made
+    replaced = {} if replaced is None else replaced
     if recurse:
         for child in module.children():
-            _apply(child, function, True, made)
+            _apply(child, function, True, replaced)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            if id(parameter) not in made:
+            if id(parameter) not in replaced:
                 with torch.no_grad():
                     new = torch.nn.Parameter(function(parameter), parameter.requires_grad)
                 new.__dict__.update(parameter.__dict__)
-                made[id(parameter)] = (parameter, new)
-            module._parameters[name] = made[id(parameter)][1]
+                replaced[id(parameter)] = (parameter, new)
+            module._parameters[name] = replaced[id(parameter)][1]
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = function(buffer)
@@ -93,20 +93,20 @@ _real_tensor = torch.tensor
 
 
 def _tensor(data: Any, *args: Any, **kwargs: Any) -> Tensor:
-    """Return torch.tensor of numbers; of tensors, which it would read, their stack."""
+    """Return torch.tensor of numbers; for tensors their stack, without reading values."""
     stacked = None if isinstance(data, Tensor) else _stacked(data)
     return _real_tensor(data, *args, **kwargs) if stacked is None else stacked
 
 
 def _stacked(data: Any) -> Tensor | None:
-    """Return lists of tensors as one; None if they contain anything else."""
+    """Return nested lists of tensors as one tensor; None if they contain anything else."""
     if isinstance(data, Tensor):
         return data
-    stacked = [_stacked(one) for one in data] if isinstance(data, (list, tuple)) else []
+    stacked = [_stacked(item) for item in data] if isinstance(data, (list, tuple)) else []
     parts = [part for part in stacked if part is not None]
     return torch.stack(parts) if parts and len(parts) == len(stacked) else None
 
 
 def _own_object(objects: list[Any], own: Any, group: Any = None) -> None:
-    """Fill all ranks' objects with the own one."""
+    """Set the objects of all ranks to this rank's."""
     objects[:] = [own] * len(objects)

@@ -1,4 +1,4 @@
-"""Sees every operation of a program, and knows whose it is: source line, layer, forward or not."""
+"""Observe every operation of a program, with its source line, layer and direction."""
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -14,22 +14,22 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# The folders of mqo and of Megatron: a run's source holds both, the first in the second.
+# The folders of mqo and of Megatron: a run's source has both, the first inside the second.
 ROOTS = (
     Path(__file__).resolve().parents[3],
     Path(next(iter(megatron.__path__))).resolve().parent,
 )
 OWN = "mqo/megatron/simulation/"
 QUANTIZERS = "mqo/quant/"
-# Below these on the stack is what autograd itself runs: torch's caller of its engine, upstream's.
+# Frames that call autograd's engine: torch's own, and upstream's.
 ENGINE, ENGINE_CALLER = "torch/autograd/graph.py", "custom_backward"
 BACKWARD = "backward of "
 
 
-class Place(NamedTuple):
+class Origin(NamedTuple):
     """The origin of an operation: "path:line" in the tree, and the layer that runs.
 
-    `quantizes` says that a quantizer runs it: then `line` is the quantizer's caller.
+    If `quantizes`, a quantizer runs the operation, and `line` is the quantizer's caller.
     """
 
     line: str
@@ -39,16 +39,16 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Call:
-    """An operation that ran: `clock` counts operations, `backward` says that autograd asked.
+    """An operation that ran. `clock` counts operations; `backward` marks one of autograd.
 
-    `recomputed` is a forward pass within the backward pass.
+    `recomputed` marks a forward pass within the backward pass.
     """
 
     func: Any
     args: tuple
     kwargs: dict[str, Any]
-    made: Any
-    place: Place
+    result: Any
+    origin: Origin
     clock: int
     backward: bool
     recomputed: bool
@@ -58,7 +58,7 @@ Observer = Callable[[Call], None]
 
 
 class Watch(TorchDispatchMode):
-    """Runs operations, and tells the observers of each."""
+    """Run operations, and report each to the observers."""
 
     def __init__(self, *observers: Observer) -> None:
         super().__init__()
@@ -67,31 +67,31 @@ class Watch(TorchDispatchMode):
         self.running: list[str] = []
         self._hidden = 0
         # {autograd node: the origin of the operation that it differentiates}
-        self._nodes: dict[int, Place] = {}
+        self._nodes: dict[int, Origin] = {}
         self._lines = _Lines()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run an operation, and tell of it."""
+        """Run an operation, and report it."""
         if func is torch.ops.prim.device.default and isinstance(args[0], FakeTensor):
-            return args[0].fake_device  # what the long way answers, of half of all operations
+            return args[0].fake_device  # the same answer, faster: half of all operations
         kwargs = kwargs or {}
-        made = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if self._hidden == 0:
-            self.tell(func, args, kwargs, made)
-        return made
+            self.tell(func, args, kwargs, result)
+        return result
 
-    def tell(self, func: Any, args: tuple, kwargs: dict[str, Any], made: Any) -> None:
-        """Tell the observers of an operation that ran here."""
+    def tell(self, func: Any, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
+        """Report an operation to the observers."""
         self.clock += 1
         node = torch._C._current_autograd_node()
         call = Call(
             func=func,
             args=args,
             kwargs=kwargs,
-            made=made,
-            place=self._place(node),
+            result=result,
+            origin=self._origin(node),
             clock=self.clock,
             backward=node is not None,
             recomputed=node is not None and bool(self.running),
@@ -101,7 +101,7 @@ class Watch(TorchDispatchMode):
 
     @contextmanager
     def hidden(self) -> Iterator[None]:
-        """Tell of nothing that runs within: one kernel does it on a GPU."""
+        """Report nothing inside the block, which is one kernel on a GPU."""
         self._hidden += 1
         try:
             yield
@@ -110,27 +110,31 @@ class Watch(TorchDispatchMode):
 
     @contextmanager
     def following(self, models: list[torch.nn.Module]) -> Iterator[None]:
-        """Know which of the models' modules runs."""
+        """Track which of the models' modules runs."""
         names = {id(module): name for model in models for name, module in named_modules(model)}
         with noting(names, self.running):
             yield
 
-    def _place(self, node: Any) -> Place:
+    def _origin(self, node: Any) -> Origin:
         line, quantizes, by_engine = self._lines.here()
         if node is not None and by_engine and not self.running:
-            found = self._nodes.get(node._sequence_nr())
-            return found._replace(line=BACKWARD + found.line) if found else Place(line, "", False)
-        place = Place(line, self.running[-1] if self.running else "", quantizes)
+            forward = self._nodes.get(node._sequence_nr())
+            return (
+                forward._replace(line=BACKWARD + forward.line)
+                if forward
+                else Origin(line, "", False)
+            )
+        origin = Origin(line, self.running[-1] if self.running else "", quantizes)
         if node is not None and not self.running:
-            found = self._nodes.get(node._sequence_nr())
-            place = place._replace(layer=found.layer if found else "")
-        # The node is made just before its operation runs.
-        self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, place)
-        return place
+            forward = self._nodes.get(node._sequence_nr())
+            origin = origin._replace(layer=forward.layer if forward else "")
+        # autograd creates the node just before its operation runs.
+        self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, origin)
+        return origin
 
 
 def named_modules(model: torch.nn.Module, root: str = "") -> Iterator[tuple[str, torch.nn.Module]]:
-    """Yield all modules by their path from the unwrapped model, which is called `root`."""
+    """Yield (path from the unwrapped model, module); the path of the model is `root`."""
     for name, module in model.named_modules():
         while name.split(".")[0] == "module":
             name = name.partition(".")[2]
@@ -141,8 +145,8 @@ def named_modules(model: torch.nn.Module, root: str = "") -> Iterator[tuple[str,
 def noting(names: Mapping[int, str], running: list[str], outside: str = "") -> Iterator[None]:
     """Track the modules whose forward passes run in `running`, the innermost one last.
 
-    `names` are by a module's id. Another module counts as its caller, or as `outside` without a
-    caller.
+    `names` are by a module's id. Other modules count as their caller, or as `outside` without
+    one.
     """
 
     def enter(module: torch.nn.Module, args: object) -> None:
@@ -163,7 +167,7 @@ def noting(names: Mapping[int, str], running: list[str], outside: str = "") -> I
 
 
 class _Lines:
-    """Finds the line of the tree that runs."""
+    """Find the line of the tree that runs."""
 
     def __init__(self) -> None:
         self._paths: dict[str, str] = {}
@@ -188,7 +192,7 @@ class _Lines:
 
 
 def _in_tree(name: str) -> str:
-    """Return a file's path in its root, "" for one that is elsewhere or of this package."""
+    """Return a file's path in its root; "" for a file elsewhere or in this package."""
     if name.endswith(ENGINE):
         return ENGINE
     prefix = next((f"{root}/" for root in ROOTS if name.startswith(f"{root}/")), "/")

@@ -1,4 +1,4 @@
-"""Counts what a rank computes: matrix products with their types, and the bytes of the rest."""
+"""Count a rank's work: matrix products with their types, and the bytes of other operations."""
 
 import math
 import weakref
@@ -15,21 +15,21 @@ from mqo.megatron.simulation.watch import Call
 from mqo.quant.labels import LABEL, UNLABELED
 
 aten = torch.ops.aten
-# Of all experts at once: of operands that were put together, which no site took.
+# Computes all experts at once, from concatenated operands that have no tag.
 GROUPED = aten._grouped_mm
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmm_, aten.baddbmm_, GROUPED}
 OF_BACKWARD = " backward"
-# Operations that move nothing.
+# Operations that move no data.
 _FREE = ("empty", "_unsafe_view", "detach", "alias", "set_", "lift_fresh", "resize_", "new_empty")
 
 
 class Work(NamedTuple):
-    """An operation on one rank: `flops` and the `size` in bytes of what it reads and writes.
+    """An operation on one rank: `flops`, and `size`, the bytes that it reads and writes.
 
     For a product, `gemm` is its site, or else the operation, followed by " backward" in autograd's
-    backward pass; `shape` is (batch, m, n, k), `quant_type` that of its operands. For other
-    operations `gemm` is the name of the operation or of a fused region, without shape and FLOPs.
-    `masked` is the share of the FLOPs that a kernel skips because of a causal mask.
+    backward pass; `shape` is (batch, m, n, k), and `quant_type` is the type of its operands. For
+    other operations `gemm` is the name of the operation or of a fused region, without shape and
+    FLOPs. `masked` is the share of FLOPs that a kernel skips because of a causal mask.
     """
 
     layer: str
@@ -42,7 +42,7 @@ class Work(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """The site that took an operand."""
+    """The site that an operand passed."""
 
     site: str
     layer: str
@@ -51,9 +51,9 @@ class Tag(NamedTuple):
 
 @dataclass
 class Tags:
-    """Remembers which site took a tensor last, by its storage.
+    """Store the last site that a tensor passed, by its storage.
 
-    `latest` is each site's last tag, `sides` the last one of left and of right operands.
+    `latest` has the last tag of each site, `sides` the last tags of left and right operands.
     """
 
     latest: dict[str, Tag] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Tags:
     _tags: dict[int, tuple[Any, Tag]] = field(default_factory=dict)
 
     def put(self, tensor: Tensor, tag: Tag, side: str) -> Tensor:
-        """Tag a tensor, an operand of this side, and return it."""
+        """Tag a tensor, the operand of this side, and return it."""
         storage = tensor.untyped_storage()
         self._tags[storage._cdata] = (weakref.ref(storage), tag)
         self.latest[tag.site] = self.sides[side] = tag
@@ -75,17 +75,17 @@ class Tags:
 
 
 class TaggedOperands:
-    """What quantizes a GEMM's operands, which it then tags."""
+    """Quantize the operands of a GEMM, and tag them."""
 
     def __init__(self, real: Any, tags: Tags, site: str, layer: str) -> None:
         self._real, self._tags, self._site, self._layer = real, tags, site, layer
 
     def lhs(self, tensor: Tensor) -> Tensor:
-        """Return the left operand, as the GEMM will read it."""
+        """Return the left operand for the GEMM."""
         return self._put("lhs", self._real.lhs(tensor))
 
     def rhs(self, tensor: Tensor) -> Tensor:
-        """Return the right operand, as the GEMM will read it."""
+        """Return the right operand for the GEMM."""
         return self._put("rhs", self._real.rhs(tensor))
 
     def _put(self, side: str, tensor: Tensor) -> Tensor:
@@ -97,13 +97,13 @@ class TaggedOperands:
 
 
 def quant_type_of(operands: Any, side: str) -> str:
-    """Return the quant type of one operand of a GEMM, "none" if it stays as it is."""
+    """Return the quant type of one operand of a GEMM; "none" if it is not quantized."""
     site = getattr(operands, "site", None)
     return "none" if site is None else operands._how(getattr(site, side)).spec.quant_type
 
 
 def tagging(real: Callable[..., Any], tags: Tags) -> Callable[..., Any]:
-    """Return `mqo.quant.gemm_operands` as it is, but that operands are tagged."""
+    """Return `mqo.quant.gemm_operands` with tagged operands."""
 
     def gemm_operands(site: str, quant_type: str, owner: object) -> TaggedOperands:
         layer = getattr(owner, LABEL, UNLABELED)
@@ -114,15 +114,15 @@ def tagging(real: Callable[..., Any], tags: Tags) -> Callable[..., Any]:
 
 @dataclass
 class Works:
-    """An observer: counts work."""
+    """An observer that counts work."""
 
     tags: Tags
-    found: Counter[Work] = field(default_factory=Counter)
+    counts: Counter[Work] = field(default_factory=Counter)
     # {autograd's node: the name of the product that it differentiates}
     _nodes: dict[int, str] = field(default_factory=dict)
 
     def __call__(self, call: Call) -> None:
-        """Count an operation."""
+        """Count the work of an operation."""
         if call.func is None:  # a fused region
             self._other(call, call.args[0])
             return
@@ -130,39 +130,39 @@ class Works:
         if call.func.namespace in ("c10d", "prim"):
             return
         if packet in PRODUCTS:
-            self.found[self._product(call)] += 1
+            self.counts[self._product(call)] += 1
         elif packet in ATTENTION:
-            self.found[self._attention(call)] += 1
+            self.counts[self._attention(call)] += 1
         elif not (call.func.is_view or packet.__name__.startswith(_FREE)):
             self._other(call, packet.__name__)
 
     def _other(self, call: Call, name: str) -> None:
-        self.found[Work(call.place.layer, name, None, (), 0, _moved(call))] += 1
+        self.counts[Work(call.origin.layer, name, None, (), 0, _moved(call))] += 1
 
     def _product(self, call: Call) -> Work:
         operands = call.args[:2] if call.func.overloadpacket is GROUPED else call.args
         left, right = [arg for arg in operands if isinstance(arg, Tensor)][-2:]
-        batch = left.shape[0] if left.dim() == 3 else 1  # of groups the sum
+        batch = left.shape[0] if left.dim() == 3 else 1  # groups are summed
         shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
         named = self._named(call, left, right)
         return Work(*named, shape, 2 * math.prod(shape), _moved(call))
 
     def _named(self, call: Call, left: Tensor, right: Tensor) -> tuple[str, str, str | None]:
-        """Return a product's layer, GEMM and type."""
-        found = [tag for tag in map(self.tags.get, (left, right)) if tag]
-        if call.func.overloadpacket is GROUPED:  # the last expert's, just before
-            found = list(self.tags.sides.values())
-        layer = found[0].layer if found else call.place.layer
-        gemm = found[0].site if found else call.func.overloadpacket.__name__
+        """Return the layer, GEMM and type of a product."""
+        tags = [tag for tag in map(self.tags.get, (left, right)) if tag]
+        if call.func.overloadpacket is GROUPED:  # tags of the last expert, just before
+            tags = list(self.tags.sides.values())
+        layer = tags[0].layer if tags else call.origin.layer
+        gemm = tags[0].site if tags else call.func.overloadpacket.__name__
         if call.backward and not call.recomputed:
-            if gemm not in ("dgrad", "wgrad"):  # no site: autograd's, or what follows from it
+            if gemm not in ("dgrad", "wgrad"):  # no site: a product of autograd
                 node = torch._C._current_autograd_node()._sequence_nr()
                 return layer, self._nodes.get(node, gemm) + OF_BACKWARD, None
         else:
             self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, gemm)
-        if len(found) < 2 or found[0].site != found[1].site:
+        if len(tags) < 2 or tags[0].site != tags[1].site:
             return layer, gemm, None
-        return layer, gemm, " x ".join(dict.fromkeys(tag.quant_type for tag in found))
+        return layer, gemm, " x ".join(dict.fromkeys(tag.quant_type for tag in tags))
 
     def _attention(self, call: Call) -> Work:
         query, key, _ = _heads(call)
@@ -170,7 +170,7 @@ class Works:
         batch, heads, queries, width = query.shape
         shape = (batch * heads, queries, key.size(2), width)
         return Work(
-            call.place.layer,
+            call.origin.layer,
             "fused attention" + OF_BACKWARD * backward,
             None if backward else self._attention_types(),
             shape,
@@ -180,7 +180,7 @@ class Works:
         )
 
     def _attention_types(self) -> str:
-        """Return the types of the operands that the two sites of attention took just before."""
+        """Return the types of the last operands of both sites of attention."""
         latest = [self.tags.latest[site] for site in ("qk", "pv") if site in self.tags.latest]
         named = [f"{tag.site} {tag.quant_type}" for tag in latest if tag.quant_type != "none"]
         return ", ".join(named) or "none"
@@ -207,4 +207,4 @@ def _is_causal(call: Call) -> bool:
 def _moved(call: Call) -> int:
     """Return the bytes that an operation reads and writes."""
     read = tensors([*call.args, *call.kwargs.values()])
-    return sum(t.numel() * t.element_size() for t in (*read, *tensors(call.made)))
+    return sum(t.numel() * t.element_size() for t in (*read, *tensors(call.result)))

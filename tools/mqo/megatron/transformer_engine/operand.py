@@ -1,4 +1,4 @@
-"""A tensor of a Transformer Engine layer, as read by the two GEMMs that use it."""
+"""Quantize a tensor of a Transformer Engine layer for the two GEMMs that use it."""
 
 import functools
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from mqo.quant import micro_batches
 from mqo.quant.formats import LINEAR, SITES
 from mqo.quant.gemms import operands_of
 
-# The engine's names of tensors, and ours of operands.
+# {the engine's name of a tensor: our name of the operand}
 _OPERANDS = {"input": "x", "weight": "weight", "grad_output": "grad"}
 
 
@@ -21,7 +21,7 @@ _OPERANDS = {"input": "x", "weight": "weight", "grad_output": "grad"}
 class Operand:
     """A tensor of a layer: "input", "weight" or "grad_output" of one of its GEMMs.
 
-    Others, outputs, are not quantized.
+    Other tensors, which are outputs, are not quantized.
     """
 
     tensor: str
@@ -30,7 +30,7 @@ class Operand:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether a linear GEMM takes it; outputs are none's operand yet."""
+        """Return whether it is an operand of a linear GEMM."""
         return self.tensor in _OPERANDS
 
     @property
@@ -40,18 +40,18 @@ class Operand:
         return self.layer_pass.weight(self.gemm)
 
     def rowwise(self, tensor: Tensor) -> Tensor:
-        """Return it for the GEMM that sums along its last axis."""
+        """Return the operand of the GEMM that sums along the last axis."""
         return self._for("row", tensor)
 
     def columnwise(self, tensor: Tensor) -> Tensor:
-        """Return it for the GEMM that sums along its other axis; all but the last one are one."""
+        """Return the operand of the GEMM that sums along the other axes, which count as one."""
         return self._for("column", tensor)
 
     def _for(self, direction: str, tensor: Tensor) -> Tensor:
         if not self.is_quantized:
             raise EngineError(
-                "Transformer Engine asks to quantize what a layer returns. Expected: the dtype of "
-                "the model, without --fp8-param-gather, fp8 outputs and fp8 attention"
+                "Transformer Engine requests a quantized output of a layer. Expected: outputs in "
+                "the dtype of the model, without --fp8-param-gather, fp8 outputs and fp8 attention"
             )
         site, hand = _gemms(_OPERANDS[self.tensor])[direction]
         weight = self.weight
@@ -59,23 +59,23 @@ class Operand:
         operands = operands_of(site, linear.source_types()[site], weight)
         matrix = weight if self._is(weight, tensor) else tensor.reshape(-1, tensor.shape[-1])
         quantized = getattr(operands, hand)(matrix)
-        # A transform may leave it longer along the axis that is summed; then it stays a matrix.
+        # A transform may make the summed axis longer; then the operand stays a matrix.
         shape = tensor.shape if quantized.shape == matrix.shape else quantized.shape
-        # Another tensor of the same memory: the engine may let go of what it is given.
+        # Another tensor with the same memory, because the engine may free its tensor.
         return quantized.reshape(shape).detach()
 
     def _is(self, weight: Tensor, tensor: Tensor) -> bool:
-        """Return whether `tensor` is the weight itself, whose quantized copies are kept."""
+        """Return whether `tensor` is the weight itself, whose quantized copies are cached."""
         return self.tensor == "weight" and tensor.data_ptr() == weight.data_ptr()
 
 
 @functools.cache
 def _gemms(operand: str) -> dict[str, tuple[str, str]]:
-    """Return {direction: (site, method)} of the linear GEMMs that take an operand."""
-    found = {}
+    """Return {direction: (site, method)} of the linear GEMMs that use an operand."""
+    gemms = {}
     for site in SITES.values():
         sides = {site.lhs: ("lhs", site.lhs_axis), site.rhs: ("rhs", site.rhs_axis)}
         if site.layer == LINEAR and operand in sides:
             hand, axis = sides[operand]
-            found["row" if axis == -1 else "column"] = (site.name, hand)
-    return found
+            gemms["row" if axis == -1 else "column"] = (site.name, hand)
+    return gemms

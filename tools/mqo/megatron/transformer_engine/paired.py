@@ -1,6 +1,6 @@
-"""Quantizers for releases that multiply other formats only by the quantizer's own GEMM.
+"""Quantizers for releases that support custom formats only in the quantizer's own GEMM.
 
-What such a GEMM is not told of is refused: the engine would leave it out and say nothing.
+Features that such a GEMM does not support are refused, because the engine would silently skip them.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from mqo.megatron.transformer_engine.releases import EngineError
 
 try:
     from transformer_engine.pytorch.quantized_tensor import QuantizedTensorStorage
-except ImportError:  # its place in older releases
+except ImportError:  # its module in older releases
     from transformer_engine.pytorch.tensor.quantized_tensor import QuantizedTensorStorage
 
 
 def check(module: Module) -> None:
-    """Raise EngineError for a layer whose GEMMs are not computed by the quantizer."""
-    found = None
+    """Raise EngineError for a layer that the quantizer's GEMM does not support."""
+    fault = None
     if linear.is_grouped(module) or len(linear.weights(module)) > 1:
-        found = "has several GEMMs in one module"
+        fault = "contains several GEMMs"
     elif module.use_bias:
-        found = "has a bias"
+        fault = "uses a bias"
     elif module.fuse_wgrad_accumulation:
-        found = "is to add up weight gradients in its GEMM, where they would be lost"
-    if found:
+        fault = "accumulates weight gradients in its GEMM, where they would be lost"
+    if fault:
         raise EngineError(
-            f"{type(module).__name__} {found}. Expected: Transformer Engine "
+            f"{type(module).__name__} {fault}. Expected: Transformer Engine "
             f"{releases.text(releases.PLAIN)} or newer, or --disable-bias-linear "
             "--no-gradient-accumulation-fusion and no --moe-grouped-gemm"
         )
 
 
 class PairedTensor(QuantizedTensorStorage):
-    """An operand as both GEMMs see it: `data` and, transposed, `data_t`; either may be missing.
+    """An operand for both GEMMs: `data`, and transposed `data_t`; either may be missing.
 
-    The engine checks that scales exist; `data` includes them already.
+    The engine checks that scales exist; `data` already includes them.
     """
 
     custom = True
 
-    def __init__(self, data: Tensor | None, data_t: Tensor | None, like: Tensor, of: Any) -> None:
-        self.data, self.data_t, self._quantizer = data, data_t, of
+    def __init__(self, data: Tensor | None, data_t: Tensor | None, like: Tensor, own: Any) -> None:
+        self.data, self.data_t, self._quantizer = data, data_t, own
         self.original_shape, self.dtype, self.device = tuple(like.shape), like.dtype, like.device
 
     @property
     def scale(self) -> Tensor:
-        """Return the scale of all elements."""
+        """Return the scale of all elements, 1."""
         return torch.ones(())
 
     scale_t = scale
@@ -68,9 +68,9 @@ class PairedTensor(QuantizedTensorStorage):
     def update_usage(
         self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None
     ) -> None:
-        """Free the forms that are not needed, and make those that are.
+        """Free forms that are not needed, and create those that are.
 
-        A weight that a forward pass without gradients kept has only one of both; a recomputed pass
+        A weight that a forward pass without gradients kept has only one form; a recomputed pass
         needs the other.
         """
         for name, wanted in (("data", rowwise_usage), ("data_t", columnwise_usage)):
@@ -80,17 +80,17 @@ class PairedTensor(QuantizedTensorStorage):
                 setattr(self, name, None)
 
     def get_usages(self) -> dict[str, bool]:
-        """Return which of both there are."""
+        """Return which forms exist."""
         return {"rowwise": self.data is not None, "columnwise": self.data_t is not None}
 
     def prepare_for_saving(self) -> tuple[list[Tensor | None], PairedTensor]:
-        """Hand out the tensors, for autograd to save."""
+        """Return the tensors for autograd to save, and release them here."""
         tensors = [self.data, self.data_t]
         self.data = self.data_t = None
         return tensors, self
 
     def restore_from_saved(self, tensors: list[Tensor | None]) -> list[Tensor | None]:
-        """Take back the first of these tensors, and return the others."""
+        """Restore the first two of the tensors, and return the others."""
         self.data, self.data_t, *others = tensors
         return others
 
@@ -99,12 +99,12 @@ class PairedTensor(QuantizedTensorStorage):
         return self.data, self.data_t
 
     def clear(self) -> None:
-        """Let go of all memory."""
+        """Free all memory."""
         self.data = self.data_t = None
 
 
 class PairedQuantizer(Quantizer):
-    """Makes of an operand a tensor for each of the two GEMMs that take it, and multiplies them."""
+    """Quantize an operand for each of the two GEMMs that use it, and compute these GEMMs."""
 
     custom = True
 
@@ -115,8 +115,7 @@ class PairedQuantizer(Quantizer):
 
     def quantize_impl(self, tensor: Tensor) -> PairedTensor:
         """Return the forms of `tensor` that are in use."""
-        made = PairedTensor(None, None, tensor, self)
-        return self.update_quantized(tensor, made)
+        return self.update_quantized(tensor, PairedTensor(None, None, tensor, self))
 
     def quantize(self, tensor: Tensor, *, out: PairedTensor | None = None, **_: Any) -> Any:
         """Return the forms of `tensor` that are in use, or write them to `out`."""
@@ -124,15 +123,17 @@ class PairedQuantizer(Quantizer):
             return self.quantize_impl(tensor) if out is None else self.update_quantized(tensor, out)
 
     def update_quantized(self, src: Tensor, dst: PairedTensor, **_: Any) -> PairedTensor:
-        """Quantize `src` to `dst`, as far as that is in use: nothing of an older weight stays."""
+        """Quantize `src` to the forms of `dst` that are in use, and free the others."""
         dst.data = self._made("data", src) if self.rowwise_usage else None
         dst.data_t = self._made("data_t", src) if self.columnwise_usage else None
         return dst
 
     def weights(self, name: str) -> Tensor:
-        """Return the missing form of the layer's weight; EngineError for another operand."""
+        """Return the missing form of a weight; EngineError for another operand."""
         if self._operand.tensor != "weight":
-            raise EngineError(f"Transformer Engine asks for {name} of an operand that has none")
+            raise EngineError(
+                f"Transformer Engine requests {name} of an operand other than a weight"
+            )
         with torch.no_grad():
             return self._made(name, self._operand.weight)
 
@@ -152,7 +153,7 @@ class PairedQuantizer(Quantizer):
         bias: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Return qx qwᵀ, with the bias: [m, n] of [m, k] and [n, k]."""
+        """Return qx qwᵀ plus the bias: [m, n] for [m, k] and [n, k]."""
         product = qx.matmul(qw.t())
         return (product if bias is None else product + bias).to(out_dtype)
 

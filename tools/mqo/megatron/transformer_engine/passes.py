@@ -1,7 +1,7 @@
-"""Tracks which Transformer Engine layer runs, and in which micro-batch, for its quantizers.
+"""Track which Transformer Engine layer runs, and in which micro-batch, for its quantizers.
 
 Transformer Engine calls the factory at the start of a layer's forward pass, newer releases in each
-pass. A hook on the layer records the layer before.
+pass. Before that, a hook records the layer.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ _running: "Pass | Bystander | None" = None
 
 
 class Pass:
-    """The pass of one layer that runs; the quantizers of the layer share it.
+    """The running pass of one layer, which the quantizers of the layer share.
 
     A layer has one weight for each of its GEMMs.
     """
@@ -32,7 +32,7 @@ class Pass:
         self._slots: Iterator[tuple[str, int]] = iter(())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pass":
-        """Return the pass of the layer's copy, while the layer is copied."""
+        """Return the pass of the copied layer, while the layer is copied."""
         copied = memo.get(id(self.module))
         return self if copied is None else Pass(copied)
 
@@ -40,24 +40,24 @@ class Pass:
     def module(self) -> Module:
         """Return the layer."""
         module = self._module()
-        assert module is not None  # it holds this
+        assert module is not None  # the module owns this pass
         return module
 
     def weight(self, gemm: int) -> Parameter:
-        """Return the weight of a GEMM, as it is now: a layer may be given another one."""
-        found = linear.weights(self.module)
-        if gemm >= len(found):
+        """Return the current weight of a GEMM: a layer may get another one."""
+        weights = linear.weights(self.module)
+        if gemm >= len(weights):
             raise EngineError(
-                f"{type(self.module).__name__} of Transformer Engine multiplies weights that "
-                "are in pieces, or in one tensor. Expected: a parameter for each GEMM"
+                f"{type(self.module).__name__} of Transformer Engine has weights in pieces, or in "
+                "one tensor. Expected: one parameter for each GEMM"
             )
-        return found[gemm][1]
+        return weights[gemm][1]
 
     def take_slot(self, tensor: str) -> tuple[str, int]:
         """Return the tensor and the GEMM of the quantizer that the engine requests now.
 
         It requests all quantizers of a direction in order, forward first: input, weight and output
-        of each GEMM, then the gradients of output and input. `tensor` is its name for this one.
+        of each GEMM, then the gradients of output and input. `tensor` is its name of the tensor.
         """
         slot = next(self._slots, None)
         if slot is None:
@@ -70,7 +70,7 @@ class Pass:
         return slot
 
     def begin(self) -> None:
-        """Note the forward pass that begins."""
+        """Record the start of a forward pass."""
         global _running
         _running, self._slots = self, iter(())
         if current().is_random:
@@ -80,7 +80,7 @@ class Pass:
             micro_batches.keep(self)
 
     def end(self, output: Any) -> None:
-        """Give the backward pass of this forward pass the same micro-batch."""
+        """Set the same micro-batch for the backward pass of this forward pass."""
         global _running
         _running = None
         if not current().is_random:
@@ -97,13 +97,13 @@ class Pass:
 
 
 class _Kept:
-    """Holds a micro-batch."""
+    """An object that holds a micro-batch."""
 
 
 class Bystander:
     """The pass of a Transformer Engine module without linear GEMMs: attention, norms.
 
-    It requests quantizers, too, but none of its tensors are quantized.
+    It also requests quantizers, but its tensors are not quantized.
     """
 
     def take_slot(self, tensor: str) -> tuple[str, int]:
@@ -112,24 +112,24 @@ class Bystander:
         return "output", 0
 
     def begin(self) -> None:
-        """Note the forward pass that begins."""
+        """Record the start of a forward pass."""
         global _running
         _running = self
 
     def end(self, output: Any) -> None:
-        """Note that it ends."""
+        """Record the end of the forward pass."""
         global _running
         del output
         _running = None
 
 
 def running() -> Pass | Bystander:
-    """Return the pass that runs; EngineError where none of a layer with hooks does."""
+    """Return the running pass; EngineError if no layer with hooks runs."""
     if _running is None:
         raise EngineError(
-            "Transformer Engine asks for quantizers of a layer that has no name yet. Expected: "
-            "label_layers and attach of mqo.quant, on the model, before its first forward "
-            "pass; the patched trainer calls both"
+            "Transformer Engine requests quantizers of a layer without a name. Expected: a call of "
+            "label_layers and attach on the model before its first forward pass, as in the "
+            "patched trainer"
         )
     return _running
 
@@ -139,14 +139,14 @@ def attach(model: Module) -> int:
 
     A module that has its hooks already is skipped.
     """
-    found = [module for module in model.modules() if linear.asks_for_quantizers(module)]
-    for module in found:
+    modules = [module for module in model.modules() if linear.asks_for_quantizers(module)]
+    for module in modules:
         if not hasattr(module, _STATE):
             setattr(module, _STATE, None)
             module.register_forward_pre_hook(_begin)
             # Also after a failed pass, so that another layer does not get its quantizers.
             module.register_forward_hook(_end, always_call=True)
-    return len(found)
+    return len(modules)
 
 
 def _begin(module: Module, args: object) -> None:

@@ -1,7 +1,7 @@
-"""Quantizers for releases that multiply plain tensors themselves: their own, between our roundings.
+"""Quantizers for releases that multiply plain tensors: the engine's own, with rounded tensors.
 
-The engine's hybrid quantizer has one tensor for each of the two GEMMs that take an operand, and its
-identity quantizer leaves what it is given as it is.
+The engine's hybrid quantizer has one tensor for each of the two GEMMs that use an operand, and its
+identity quantizer changes nothing.
 """
 
 from __future__ import annotations
@@ -17,38 +17,38 @@ from mqo.megatron.transformer_engine.operand import Operand
 
 
 class _Rounded(IdentityQuantizer):
-    """Holds what `round_` makes of a tensor, in the tensor's own dtype."""
+    """Round a tensor with `round_`, in the tensor's own dtype."""
 
     def __init__(self, round_: Callable[[Tensor], Tensor], **usage: bool) -> None:
         super().__init__(**usage)
         self._round = round_
 
     def copy(self) -> _Rounded:
-        """Return another one of the same state."""
-        made = _Rounded(self._round, rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
-        return _with_switches(made, self)
+        """Return a copy with the same state."""
+        copy = _Rounded(self._round, rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
+        return _with_switches(copy, self)
 
     def quantize_impl(self, tensor: Tensor) -> Any:
-        """Return a new tensor of Transformer Engine."""
+        """Return the rounded tensor in Transformer Engine's class."""
         return super().quantize_impl(self._round(tensor))
 
     def update_quantized(self, src: Tensor, dst: Any, **more: Any) -> Any:
-        """Write to the engine's tensor `dst`."""
+        """Write the rounded tensor to the engine's tensor `dst`."""
         return super().update_quantized(self._round(src), dst, **more)
 
 
 class PlainQuantizer(HybridQuantizer):
-    """Makes of an operand a tensor for each of the two GEMMs that take it.
+    """Quantize an operand for each of the two GEMMs that use it.
 
-    As a custom one it is given what is gathered from ranks as it was before: rounded first, it
+    Because it is custom, the engine gathers tensors from ranks before rounding; otherwise they
     would be rounded twice.
     """
 
     custom = True
 
     @classmethod
-    def of(cls, operand: Operand) -> Any:
-        """Return the quantizer of an operand; of an output one that changes nothing."""
+    def for_operand(cls, operand: Operand) -> Any:
+        """Return the quantizer of an operand; for an output one that changes nothing."""
         if not operand.is_quantized:
             return IdentityQuantizer()
         return cls(
@@ -68,17 +68,17 @@ class PlainQuantizer(HybridQuantizer):
         return dst
 
     def copy(self) -> PlainQuantizer:
-        """Return another one of the same state."""
-        made = PlainQuantizer(
+        """Return a copy with the same state."""
+        copy = PlainQuantizer(
             rowwise_quantizer=self.rowwise_quantizer.copy(),
             columnwise_quantizer=self.columnwise_quantizer.copy(),
         )
-        made.set_usage(rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
-        return _with_switches(made, self)
+        copy.set_usage(rowwise=self.rowwise_usage, columnwise=self.columnwise_usage)
+        return _with_switches(copy, self)
 
 
-def _with_switches(made: Any, of: Any) -> Any:
+def _with_switches(copy: Any, original: Any) -> Any:
     for name in ("internal", "optimize_for_gemm"):
-        if hasattr(of, name):
-            setattr(made, name, getattr(of, name))
-    return made
+        if hasattr(original, name):
+            setattr(copy, name, getattr(original, name))
+    return copy
