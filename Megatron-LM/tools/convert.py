@@ -169,7 +169,7 @@ def load(
 
 
 def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights in the names and layouts of the architecture in the folder's config.json."""
+    """Return the weights with the names and layouts of the architecture in config.json."""
     from modelopt.torch.export.unified_export_megatron import GPTModelExporter
 
     exporter = GPTModelExporter(model, str(folder), dtype=next(model.parameters()).dtype)
@@ -229,7 +229,7 @@ def enter_tree() -> None:
 
 
 def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
-    """Build the model of the flags with random weights; return upstream's arguments and the model."""
+    """Build the model of the flags with random weights; return the arguments and the model."""
     from megatron.inference import one_process
     from megatron.training import arguments
 

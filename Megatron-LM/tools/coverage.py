@@ -86,7 +86,7 @@ def assigned_type(site: str, layer: str, quant_type: str) -> Assigned:
     kind = config.layer_type(site, layer, quant_type)
     names = (SITES[site].lhs, SITES[site].rhs) if kind != "none" else ()
     types = {name: config.type_of(site, name, layer, quant_type) for name in names}
-    return Assigned(kind, tuple(name for name, operand_type in types.items() if operand_type == "none"))
+    return Assigned(kind, tuple(name for name in names if types[name] == "none"))
 
 
 class Operands:
@@ -164,8 +164,8 @@ class Products(TorchDispatchMode):
         forward = bool(self.running) or torch._C._current_autograd_node() is None
         if self.waiting:
             site, self.waiting = self.waiting, None
-            assigned = site.assigned
-            product = Product(site.layer, site.site, assigned.quant_type, *shape, plain=assigned.plain)
+            own = site.assigned
+            product = Product(site.layer, site.site, own.quant_type, *shape, plain=own.plain)
             if not site.fit(product):
                 raise CoverageError(f"{product} does not have the operands that its site took")
         else:
@@ -237,7 +237,7 @@ class EvenDispatcher:
         return hidden
 
     def combine_postprocess(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the rows in the shape of the layer's input."""
+        """Return the rows in the shape of the input."""
         return hidden.view(self.shape)
 
 
@@ -296,7 +296,7 @@ def take_over(products: Products) -> None:
 
 
 def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
-    """Build the labeled model of the flags on the meta device; return the arguments and the model."""
+    """Build the labeled model of the flags on meta; return the arguments and the model."""
     from megatron.core import mpu, tensor_parallel
     from megatron.training import arguments, global_vars
     from pretrain_gpt import bare_model

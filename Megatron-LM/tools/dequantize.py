@@ -73,7 +73,7 @@ def weight(kind: dict, codes: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
 
 
 def elements(codes: Tensor, bits: int) -> Tensor:
-    """Unpack the codes of elements [out, in]; codes of 4 and 6 bits begin at a byte's lowest bit."""
+    """Unpack codes [out, in]; those of 4 and 6 bits begin at the lowest bit of a byte."""
     count, size = {4: (2, 1), 6: (4, 3), 8: (1, 1)}[bits]
     words = (codes.long().unflatten(1, (-1, size)) << 8 * torch.arange(size)).sum(-1, keepdim=True)
     return (words >> bits * torch.arange(count) & (1 << bits) - 1).flatten(1)

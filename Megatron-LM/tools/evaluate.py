@@ -167,7 +167,7 @@ def documents(args: Namespace, given: Namespace, tokenizer: Any) -> Iterator[str
     """Yield up to `given.limit` documents of the chosen texts, detokenized.
 
     Raises:
-        SavedError: there is no text, or it has token ids outside of the model's vocabulary.
+        SavedError: a text is missing, or has token ids outside of the vocabulary.
     """
     from megatron.inference.load_model import check_vocabulary
 
@@ -310,7 +310,7 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def token_losses(model: Any, batch: list[list[int]]) -> Any:
-    """Return the losses of all tokens but the first of a row, in nats: float32 [rows, length - 1]."""
+    """Return the losses of all tokens but a row's first, in nats: float32 [rows, length - 1]."""
     import torch
     from mqo.megatron.device import accelerator_type
 

@@ -6,7 +6,7 @@ Every rank has all weights and its own sequences. Backward fills one flat buffer
 DP all-reduces it, and then every rank does the same optimizer step. The distributed optimizer
 splits that in two: a reduce-scatter gives each rank the mean gradient of its part of the buffer,
 the rank updates only this part and keeps Adam's state only for it, and an all-gather sends the
-updated weights to all ranks. The bytes sent are the same; each rank stores one part of Adam's state.
+updated weights to all ranks. It sends as many bytes, but a rank stores only its part of the state.
 """
 
 import torch

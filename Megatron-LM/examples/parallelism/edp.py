@@ -19,7 +19,7 @@ EXPERT_RANKS, RATE = 2, 0.1
 
 
 def buffers(model: DistributedDataParallel) -> list[str]:
-    """Return a line for each of DDP's flat gradient buffers; experts have their own, and a group."""
+    """Return a line for each flat gradient buffer of DDP; experts have their own, and a group."""
     kinds = {"experts": model.expert_parallel_buffers, "rest": model.buffers}
     return [
         f"{kind:8} {buffer.grad_data.numel():>7,} gradients, added over "
@@ -30,7 +30,7 @@ def buffers(model: DistributedDataParallel) -> list[str]:
 
 
 def copies_differ(model: torch.nn.Module) -> float:
-    """Return the largest difference of this rank's experts from their first copy: 0 if bit-equal."""
+    """Return the largest difference between this rank's experts and their first copy."""
     group = parallel_state.get_expert_data_parallel_group()
     first = distributed.get_process_group_ranks(group)[0]
 

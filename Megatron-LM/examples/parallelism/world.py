@@ -58,7 +58,7 @@ def run(demo: Callable[[], None], processes: int) -> None:
         _process(int(os.environ["RANK"]), demo, int(os.environ["WORLD_SIZE"]), "env://")
         return
     if HAS_CUDA and torch.cuda.device_count() < processes:
-        sys.exit(f"{processes} GPUs are needed. To use the CPU: CUDA_VISIBLE_DEVICES= {sys.argv[0]}")
+        sys.exit(f"{processes} GPUs are needed. For the CPU: CUDA_VISIBLE_DEVICES= {sys.argv[0]}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (demo, processes, f"file://{folder}/store")
@@ -175,7 +175,7 @@ class Wire(TorchDispatchMode):
     def lines(self) -> list[str]:
         """Return a line for each kind of message, in the order of their first."""
         width = max((len(phase) for phase, _ in self.sent), default=0)
-        return [f"{phase:{width}}  {n} x {message}".strip() for (phase, message), n in self.sent.items()]
+        return [f"{phase:{width}}  {n} x {text}".strip() for (phase, text), n in self.sent.items()]
 
 
 # -- printing and the comparison ---------------------------------------------------------------

@@ -28,9 +28,7 @@ READERS = {
 }
 # {target: {format: why not}}.
 REFUSED = {
-    "hf": {
-        "fp8_blockwise": "a block of 128 rows may span projections, which are separate there"
-    },
+    "hf": {"fp8_blockwise": "a block of 128 rows may span projections, which are separate there"},
     "tensorrt_llm": {
         "int8_wo": "ModelOpt writes the scales with other names than TensorRT-LLM reads",
         "fp8_blockwise": "ModelOpt's exporter does not support two-dimensional scales",
@@ -59,7 +57,8 @@ def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
     kind = "deepseek" if latent else "llama"
     if decoder and decoder != kind:
         raise PtqError(
-            f"The model is of the kind {kind}, but --decoder is {decoder}", expected=f"--decoder {kind}"
+            f"The model is of the kind {kind}, but --decoder is {decoder}",
+            expected=f"--decoder {kind}",
         )
     if target == "tensorrt_llm" and latent:
         raise PtqError(

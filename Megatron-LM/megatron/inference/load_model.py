@@ -48,7 +48,7 @@ def find_checkpoint(path: Path) -> Path:
     """Return the folder of an iteration: `path` itself, or the newest checkpoint in it.
 
     Raises:
-        SavedError: there is no checkpoint, or its files have changed since they were written.
+        SavedError: the checkpoint is missing, or its files have changed since they were written.
     """
     checkpoint = path if (path / FORMAT_FILE).is_file() else checkpoint_folder(path)
     if checkpoint is None:
@@ -59,7 +59,7 @@ def find_checkpoint(path: Path) -> Path:
     check_format(checkpoint)
     whole = (checkpoint / checkpoints.MANIFEST).is_file()
     if why := (checkpoints.fault(checkpoint) if whole else None):
-        raise SavedError(f"The checkpoint {checkpoint} is damaged: {why}", "an unchanged checkpoint")
+        raise SavedError(f"The checkpoint {checkpoint} is damaged: {why}", "files as written")
     check_metadata(checkpoint)
     return checkpoint
 
@@ -151,9 +151,7 @@ def watched_step(model: Any, args: Namespace) -> Iterator[None]:
         model.mqo_watched = True
 
 
-def batches(
-    rows: Iterable[T], size: int, length: Callable[[Any], int] = len
-) -> Iterator[list[T]]:
+def batches(rows: Iterable[T], size: int, length: Callable[[Any], int] = len) -> Iterator[list[T]]:
     """Yield batches of up to `size` neighbors of equal length."""
     for _, alike in groupby(rows, length):
         while batch := list(islice(alike, size)):
@@ -164,7 +162,7 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
     """Build the tokenizer of the training, or the one in `given`, with upstream's code.
 
     Raises:
-        SavedError: there is no tokenizer, or it has tokens that the model does not know.
+        SavedError: the tokenizer is missing, or has tokens that the model does not know.
     """
     wanted = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(given)}
     chosen = Namespace(**vars(args) | (wanted if given else {}))

@@ -134,7 +134,7 @@ def calibration_samples(
         )
     if max(ids) >= vocabulary:
         raise PtqError(
-            f"The tokenizer gives token {max(ids)}, but the model's vocabulary has {vocabulary} tokens",
+            f"The tokenizer gives token {max(ids)}, but the vocabulary has {vocabulary} tokens",
             expected="the tokenizer that the model was trained with",
             help="Pass it with --tokenizer-model",
         )

@@ -102,7 +102,7 @@ def check_targets(args: argparse.Namespace) -> None:
     """Raise PtqError if outputs are missing, exist already, or contradict other options."""
     if (args.export_format != "none") != (args.export_dir is not None):
         raise PtqError(
-            f"--export-format is {args.export_format}, --export-dir is {args.export_dir or 'missing'}",
+            f"--export-format is {args.export_format}, --export-dir {args.export_dir or 'missing'}",
             expected="both options, or neither",
         )
     if args.dequantized and args.export_format != "hf":
@@ -113,7 +113,9 @@ def check_targets(args: argparse.Namespace) -> None:
     if args.save is None and args.export_dir is None:
         raise PtqError("There is nothing to write", expected="--save, --export-dir, or both")
     if args.tokenizer_model and not (args.tokenizer_model / TOKENIZER).is_file():
-        raise PtqError(f"{args.tokenizer_model} has no {TOKENIZER}", expected="a tokenizer's folder")
+        raise PtqError(
+            f"{args.tokenizer_model} has no {TOKENIZER}", expected="a tokenizer's folder"
+        )
     if args.save and args.export_quant_cfg is None:
         raise PtqError(
             "--save without --export-quant-cfg would write the model unchanged",

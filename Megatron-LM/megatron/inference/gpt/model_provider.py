@@ -237,7 +237,7 @@ def _check_fit(given: Mapping[str, Any], args: Namespace) -> None:
     longest = given.get("max_position_embeddings") or given.get("seq_length")
     if longest and longest < args.seq_length:
         raise DistillationError(
-            f"The teacher has {longest} positions, the student's sequences {args.seq_length} tokens",
+            f"The teacher has {longest} positions, a student's sequence {args.seq_length} tokens",
             expected="a teacher with sequences at least as long as the student's",
             help=f"Pass --seq-length {longest}",
         )

@@ -52,7 +52,7 @@ def as_trained(
         operand_spec = config.operand_spec("fprop", operand, projection.layer, quant_type)
         if operand_spec.spec.quant_type == NONE:
             continue
-        if operand_spec.hadamard or operand_spec.gain != 1.0 or operand_spec.spec.rounding == "stochastic":
+        if not operand_spec.is_plain or operand_spec.spec.rounding == "stochastic":
             raise PtqError(
                 f"The run transforms the weight of {projection.layer}, or rounds it stochastically",
                 "untransformed weights, rounded to nearest",
@@ -142,7 +142,7 @@ def write(
         facts["dtype" if "dtype" in facts else "torch_dtype"] = dtype
     _write_files(weights, specs, LAYOUTS[name], target)
     left = [projection.module for projection in candidates if projection not in specs]
-    head = {"lm_head"} - {projection.module for projection in specs}  # a tied one has no weight in the files
+    head = {"lm_head"} - {spec.module for spec in specs}  # a tied one has no weight in the files
     facts["quantization_config"] = LAYOUTS[name].configuration(specs, sorted({*left, *head}))
     write_json(target / "config.json", facts)
     types = [spec.quant_type for spec in specs.values()]

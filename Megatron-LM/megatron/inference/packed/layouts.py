@@ -170,7 +170,7 @@ def _fp8_refusal(specs: Specs) -> str | None:
     if why := _one_spec(specs, SQUARES):
         return why
     # transformers 5.23 derives the side of a square from the rows of a weight and of its scales.
-    odd = [projection for projection in specs if any(size > _SIDE and size % _SIDE for size in projection.shape)]
+    odd = [weight for weight in specs if any(n > _SIDE and n % _SIDE for n in weight.shape)]
     if odd:
         return f"transformers reads {odd[0].module}, {list(odd[0].shape)}, with wrong squares"
     return None

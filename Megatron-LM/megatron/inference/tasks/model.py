@@ -59,7 +59,7 @@ class SavedModel(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[Scored], **options: Any
     ) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each request's scored tokens, and whether all are the likeliest.
+        """Return the log-likelihood of the scored tokens, and whether all are the likeliest.
 
         The first tokens are left out if a window is too short.
         """

@@ -108,7 +108,7 @@ def _unreadable(folder: Path | None) -> str:
 def _held_out(documents: Iterable[str]) -> ConfigurableTask:
     rows = Dataset.from_list([{"text": text} for text in documents if text])
     if not len(rows):
-        raise SavedError(f"There is no document for {HELD_OUT}", "a text with at least one document")
+        raise SavedError(f"The text for {HELD_OUT} is empty", "at least one document")
     return ConfigurableTask(
         config=load_yaml(YAML) | {"custom_dataset": lambda **rest: {"documents": rows}}
     )
@@ -122,7 +122,7 @@ def _refusal(name: str, error: Exception) -> SavedError:
     tasks = [frame.f_locals.get("self") for frame in frames]
     lacking = next((task for task in tasks if isinstance(task, Task)), None)
     if lacking is None or lacking.DATASET_PATH is None:
-        return SavedError(f"The task {name} cannot be loaded: {_words(error)}", "a valid task")
+        return SavedError(f"The task {name} cannot be loaded: {_words(error)}", "a valid YAML task")
     options = dict(getattr(lacking.config, "dataset_kwargs", None) or {})
     if "data_files" in options:
         return SavedError(
