@@ -89,7 +89,7 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
     for spec in specs():
         own = asdict(spec) | ({} if spec.format.is_mx else {"scale_rule": None})
         sums = measure(x, fake_quantize(x, spec, axis=axis), spec, axis)
-        measurement = Measurement.of(("", "", "", spec.quant_type), sums.flat().tolist())
+        measurement = Measurement.from_sums(("", "", "", spec.quant_type), sums.flat().tolist())
         shares = {"underflow": measurement.underflow, "saturation": measurement.saturation}
         yield own | {"sqnr_db": measurement.sqnr_db} | shares
 

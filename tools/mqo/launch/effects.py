@@ -166,7 +166,7 @@ def _kinds(table: Iterable[Any]) -> str:
     """Return 'mxfp8 at fprop and qk, ...' of a table's entries."""
     found: dict[str, set[str]] = {}
     for entry in table:
-        found.setdefault(entry.how.spec.quant_type, set()).add(entry.site)
+        found.setdefault(entry.operand_spec.spec.quant_type, set()).add(entry.site)
     parts = [
         f"{kind} at {_listed([s for s in formats.SITES if s in sites], 'and')}"
         for kind, sites in sorted(found.items())
