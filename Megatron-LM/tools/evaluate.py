@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", type=Path, help="a file of plain text")
     parser.add_argument("--tokenizer", type=Path, help="for --text; default: the training's")
     parser.add_argument("--tokens", type=int, help="largest number of tokens to predict")
-    parser.add_argument("--task", action="append", default=[], help="a lm-evaluation-harness task")
+    parser.add_argument("--task", action="append", default=[], help="lm-evaluation-harness task")
     parser.add_argument("--tasks-folder", type=Path, help="a folder with YAML of more tasks")
     parser.add_argument("--limit", type=int, help="largest number of documents per task")
     parser.add_argument("--num-fewshot", type=int, help="number of examples before each question")

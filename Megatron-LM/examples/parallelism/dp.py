@@ -79,7 +79,7 @@ def train_step(
 
 
 def held(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> list[str]:
-    """Return the lines that say what this rank holds, of how much."""
+    """Return a line for each kind of data: the share of this rank."""
     (buffer,) = model.buffers
     group = parallel_state.get_data_parallel_group()
     share = BATCH // group.size()

@@ -169,7 +169,7 @@ def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
     where = chosen.tokenizer_model or chosen.vocab_file or chosen.tokenizer_type
     help = "Pass one with --tokenizer"
     if chosen.tokenizer_type is None or (chosen.tokenizer_model and not Path(where).exists()):
-        raise SavedError(f"{where} does not exist", "the tokenizer of the training", help)
+        raise SavedError(f"The tokenizer {where} is missing", "that of the training", help)
     if Path(where).exists():
         with reading():
             check_tokenizer(Path(where))

@@ -179,26 +179,26 @@ def current() -> QuantConfig:
 
 @functools.cache
 def spec_of(site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
-    """Return `QuantConfig.operand_spec` of this process; raises what `current` raises."""
+    """Return `QuantConfig.operand_spec` of this process; raise what `current` raises."""
     return current().operand_spec(site, operand, layer, quant_type)
 
 
 @functools.cache
 def type_of(site: str, operand: str, layer: str, quant_type: str) -> str:
-    """Return `QuantConfig.operand_type` of this process; raises what `current` raises."""
+    """Return `QuantConfig.operand_type` of this process; raise what `current` raises."""
     return current().operand_type(site, operand, layer, quant_type)
 
 
 @functools.cache
 def is_excluded(site: str, layer: str) -> bool:
-    """Return whether this process leaves `layer` unquantized at `site`; raises as `current`."""
+    """Return whether this process leaves `layer` unquantized at `site`; raise as `current`."""
     # Any type but 'none' works: the type of the site does not matter here.
     return layer_type(site, layer, "mixed") == NONE
 
 
 @functools.cache
 def layer_type(site: str, layer: str, quant_type: str) -> str:
-    """Return `QuantConfig.layer_type` of this process; raises what `current` raises."""
+    """Return `QuantConfig.layer_type` of this process; raise what `current` raises."""
     return current().layer_type(site, layer, quant_type)
 
 
@@ -221,7 +221,7 @@ def reset() -> None:
 
 
 def load(path: Path) -> QuantConfig:
-    """Read the options from the TOML file `path`; raises what `current` raises."""
+    """Read the options from the TOML file `path`; raise what `current` raises."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except ValueError as error:

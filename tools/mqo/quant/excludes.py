@@ -35,7 +35,7 @@ def check(patterns: object) -> None:
 
 
 def is_for(pattern: str, site: GemmSite) -> bool:
-    """Return whether `pattern` is for a site, whatever its layers are."""
+    """Return whether `pattern` is for a site, with any layers."""
     return split(pattern)[0] in (None, site.name, site.layer)
 
 
