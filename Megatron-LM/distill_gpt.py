@@ -1,6 +1,6 @@
-"""Trains a GPT that learns from a teacher: pretrain_gpt.py with the flags --export-kd-*.
+"""Train a GPT that learns from a teacher: pretrain_gpt.py with the flags --export-kd-*.
 
-Data, batches and the trainer are pretrain_gpt.py's; model and loss are megatron.inference's.
+Data, batches and the trainer are those of pretrain_gpt.py, model and loss of megatron.inference.
 """
 
 # First, for its check: no other megatron may be imported instead of this tree's.
@@ -45,10 +45,10 @@ def forward_step(
 
 
 def model_config(args: Namespace) -> GPTModelConfig:
-    """Return pretrain_gpt.py's, with a teacher joined to the student before that is wrapped."""
+    """Return the configuration of pretrain_gpt.py, which attaches a teacher before wrapping."""
     choose = training.get_forward_backward_func
     training.get_forward_backward_func = lambda **given: with_steps(
-        # The trainer asks ModelOpt for shapes only where a package is that no wheel holds.
+        # The trainer gets shapes from ModelOpt only with a package that no wheel contains.
         with_widened_shapes(choose(**given))
         if args.pipeline_model_parallel_size > 1
         else choose(**given)

@@ -1,4 +1,4 @@
-"""Imported for its check: every megatron package comes from the folder of this file, and patched.
+"""Check on import that every megatron package is patched and comes from the folder of this file.
 
 Otherwise an installed megatron-core, or a `megatron/__init__.py` anywhere on the path, would be
 imported silently instead of this tree, and an unpatched model would be trained. If the folder has a
@@ -18,7 +18,7 @@ PACKAGES = ("megatron.core", "megatron.training")
 
 
 def check_origin(packages: tuple[str, ...] = PACKAGES) -> None:
-    """Leave with an error when a package would be imported from elsewhere."""
+    """Exit with an error if a package would be imported from elsewhere."""
     for name in (*packages, *(("mqo.quant", "mqo.megatron") if RUNTIME.is_dir() else ())):
         try:
             spec = importlib.util.find_spec(name)
@@ -49,15 +49,15 @@ def check_runtime() -> None:
     """Exit with an error if mqo, which the patched source imports, is missing."""
     if importlib.util.find_spec("mqo") is None:
         sys.exit(
-            f"mqo: {sys.executable} has no package mqo. Expected: it, or a copy of its runtime in "
-            f"{RUNTIME}. Run the program with the Python of the virtual environment."
+            f"mqo: {sys.executable} has no package mqo. Expected: the package, or a copy of its "
+            f"runtime in {RUNTIME}. Run the program with the Python of the virtual environment."
         )
 
 
 def disable_gc(module: str) -> None:
     """Disable the garbage collector if `module` is the program, which enables it later.
 
-    Imports make a million objects, and no garbage to look for.
+    Imports create a million objects, but no garbage.
     """
     if module == "__main__":
         gc.disable()

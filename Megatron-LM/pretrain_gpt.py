@@ -1,8 +1,8 @@
-"""Pre-trains a GPT on upstream's own trainer, with upstream's own flags.
+"""Pre-train a GPT with upstream's trainer and flags.
 
-This file has what the wheel lacks: how a batch is read, how the loss is computed, which datasets
-and which model are built. Everything else (arguments, schedules, checkpoints, the training loop)
-is megatron.training's.
+The wheel lacks this program: it reads batches, computes the loss, and builds the datasets and the
+model. Everything else (arguments, schedules, checkpoints, the training loop) is in
+megatron.training.
 """
 
 # First, for its check: no other megatron may be imported instead of this tree's.
@@ -63,15 +63,15 @@ from mqo.quant.config import current
 from mqo.quant.formats import ATTENTION
 from torch import Tensor
 
-Batch = dict[str, Any]  # tensors; None on a stage that gets none
+Batch = dict[str, Any]  # tensors; None on a stage that gets no data
 
 
 def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Batch:
     """Return this rank's part of the next micro-batch: [micro-batch, sequence], on its device.
 
-    Tensor-parallel rank 0 reads and broadcasts; stages between the first and the last get nothing.
-    With --dataloader-inter-document-masking all sequences are one, [1, micro-batch * sequence], and
-    every stage gets where its documents end, "cu_seqlens".
+    Tensor-parallel rank 0 reads and broadcasts; stages between the first and the last get no data.
+    With --dataloader-inter-document-masking the sequences are concatenated, [1, micro-batch *
+    sequence], and every stage gets the ends of the documents, "cu_seqlens".
     """
     names = ("tokens", "labels", "loss_mask", "attention_mask", "position_ids")
     args, batch = get_args(), dict.fromkeys(names)
@@ -87,7 +87,7 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
         "cp_size": args.context_parallel_size,
         "pipeline_model_parallel_size": args.pipeline_model_parallel_size,
     }
-    place = {
+    rank = {
         "tp_rank": mpu.get_tensor_model_parallel_rank(),
         "broadcast_src_rank": mpu.get_tensor_model_parallel_src_rank(),
         "broadcast_group": mpu.get_tensor_model_parallel_group(),
@@ -98,7 +98,7 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
     kind = {"has_cu_seqlens": packs(args), "is_hybrid_cp": False, "mtp_on_this_rank": False}
     mask = args.create_attention_mask_in_dataloader
     batch = get_batch_on_this_tp_rank(
-        batch, create_attention_mask_in_dataloader=mask, **sizes, **place, **kind
+        batch, create_attention_mask_in_dataloader=mask, **sizes, **rank, **kind
     )
     if packs(args):
         from megatron.core.utils import flatten_batch_for_packed_sequences  # from 0.19 on
@@ -109,26 +109,26 @@ def get_batch(data_iterator: Iterator[Batch] | None, vp_stage: int | None) -> Ba
 
 
 def packs(args: Namespace) -> bool:
-    """Return whether documents of a sequence do not see one another, by where they end."""
+    """Return whether the ends of documents are passed on, so that documents do not mix."""
     return getattr(args, "dataloader_inter_document_masking", False)
 
 
 def check_documents(args: Namespace) -> None:
-    """Raise ValueError where documents would see one another though they are not to."""
+    """Raise ValueError if attention would mix documents that flags keep apart."""
     stages = args.pipeline_model_parallel_size
     if packs(args) and (
         args.context_parallel_size > 1 or (stages > 1 and args.micro_batch_size > 1)
     ):
         raise ValueError(
-            "--dataloader-inter-document-masking runs without context parallelism here, and with "
-            "pipeline stages in micro-batches of one sequence alone: pass "
+            "--dataloader-inter-document-masking works only without context parallelism, and with "
+            "pipeline stages only for micro-batches of one sequence: pass "
             "--context-parallel-size 1 --micro-batch-size 1"
         )
     chunks = stages * (args.virtual_pipeline_model_parallel_size or 1)
     if args.reset_attention_mask and chunks > 2:
         raise ValueError(
-            "--reset-attention-mask makes a mask for the first and the last pipeline stage, and "
-            f"there are {chunks}: pass --dataloader-inter-document-masking in its place, or "
+            "--reset-attention-mask makes a mask only for the first and the last pipeline stage, "
+            f"and there are {chunks}: pass --dataloader-inter-document-masking instead, or "
             "--pipeline-model-parallel-size 2"
         )
 
@@ -138,7 +138,7 @@ def packed_params(batch: Batch) -> PackedSeqParams | None:
     if batch.get("cu_seqlens") is None:
         return None
     ends, longest = batch["cu_seqlens"].squeeze(0), int(batch["max_seqlen"].max())
-    if torch.is_grad_enabled():  # only what is trained on counts for the FLOPs of a step
+    if torch.is_grad_enabled():  # evaluation does not count for the FLOPs of a step
         from megatron.training.training import update_seqlen_stats_from_cu_seqlens  # from 0.19 on
 
         update_seqlen_stats_from_cu_seqlens(ends)
@@ -169,8 +169,8 @@ def check_loss(loss: Tensor) -> None:
     """End the run if the loss is NaN or infinite, unless this check is turned off.
 
     In training, upstream's rerun state machine records it, and all ranks end after the backward
-    passes (mqo.megatron.hooks.end_if_diverged). Without it, as in validation, DivergenceError is
-    raised here.
+    passes (mqo.megatron.hooks.end_if_diverged). If the machine is disabled, as in validation,
+    raise DivergenceError.
     """
     if not get_args().check_for_nan_in_loss_and_grad:
         return
@@ -178,11 +178,11 @@ def check_loss(loss: Tensor) -> None:
     if machine.get_mode() is RerunMode.DISABLED:
         mqo.megatron.hooks.check_finite_loss(loss.item())
         return
-    for rejected, what in ((torch.isnan, "NaN"), (torch.isinf, "Inf")):
+    for rejected, name in ((torch.isnan, "NaN"), (torch.isinf, "Inf")):
         machine.validate_result(
             result=loss,
             rejection_func=rejected,
-            message=f"{what} in the loss of this rank's micro-batch",
+            message=f"{name} in the loss of this rank's micro-batch",
             tolerance=0.0,
             fatal=True,
         )
@@ -248,7 +248,7 @@ def _reads_data(vp_stage: int | None) -> bool:
 
 
 def model_config() -> GPTModelConfig:
-    """Return the model of the arguments, its layers named for the quantizers once built."""
+    """Return the model's configuration; when the model is built, its layers get their names."""
     args = get_args()
     config = gpt_config_from_args(args)
     if args.transformer_impl == ENGINE and args.spec is None and current().quantizes(ATTENTION):
@@ -258,14 +258,14 @@ def model_config() -> GPTModelConfig:
 
 
 def engine_layers(config: GPTModelConfig, vp_stage: int | None = None) -> ModuleSpec:
-    """Return upstream's layers of Transformer Engine, with the attention that has sites."""
+    """Return upstream's Transformer Engine layers, with the local attention, which has sites."""
     return with_local_attention(default_layer_spec(config, vp_stage))
 
 
 def bare_model(*hooks: Callable[[list[torch.nn.Module]], list[torch.nn.Module]]) -> torch.nn.Module:
-    """Build the model of the arguments for a program that does not train: with nothing around it.
+    """Build the model of the arguments without wrappers, for a program that does not train.
 
-    `hooks` change it before its layers are named.
+    `hooks` change the model before its layers get their names.
     """
     config = model_config()
     config.pre_wrap_hooks += hooks
@@ -284,7 +284,7 @@ def _name_layers(chunks: list[torch.nn.Module]) -> list[torch.nn.Module]:
 
 
 def restored_config(args: Namespace) -> GPTModelConfig:
-    """Return `model_config`'s, of a model that keeps its quantizers if it was quantized before."""
+    """Return `model_config()`; a model that ModelOpt quantized keeps its quantizers."""
     config = model_config()
     config.pre_wrap_hooks.append(lambda chunks: mqo.megatron.run.modelopt.restore(chunks, args))
     return config
@@ -295,7 +295,7 @@ def main(
     step: Callable[..., tuple] = forward_step,
     extra_args: Callable | None = None,
 ) -> None:
-    """Train as the command line says; `configure` makes the model's configuration of that."""
+    """Train with the flags of the command line; `configure` returns the model's configuration."""
     set_startup_timestamps(program_start=preflight.PROGRAM_START, main_entry=time.time())
     with mqo.megatron.run.start.quick_sources():
         args = parse_and_validate_args(extra_args_provider=extra_args)

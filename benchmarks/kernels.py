@@ -22,7 +22,7 @@ from ahead import ARCHITECTURES, Code, compiled, read
 from mqo.quant import gpu
 from mqo.quant.formats import FORMATS
 from mqo.quant.gpu import hadamard
-from mqo.quant.gpu.tiles import Plan, plan_tiles
+from mqo.quant.gpu.tiles import TilePlan, plan_tiles
 from mqo.quant.spec import Hadamard, QuantSpec
 from mqo.scale.devices import device
 
@@ -53,7 +53,7 @@ class Case:
     name: str
     module: object
     launch: Callable[[], object]
-    plan: Plan
+    plan: TilePlan
     dtype: torch.dtype
 
     @property

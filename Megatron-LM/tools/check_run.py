@@ -1,13 +1,13 @@
-"""Check a run's flags with Megatron's own parser, and name the layers of its model.
+"""Check a run's flags with Megatron's parser, and list the layers of its model.
 
     python Megatron-LM/tools/check_run.py facts.json REQUEST
 
 The request is JSON: `flags`, the run's flags; `model_flags`, those of the model on one process;
-`processes`, their number; `variables`, of the run's environment; `python_path`, folders from which
-the run imports as well; `distills`, whether a distillation's flags are known; and `is_cpu`, whether
-the run has no GPU. The facts are `layers`, {kind: names}; `traps`, {site: what would bypass its
-quantizer}; and `notes`, what could not be checked here. What the run would refuse is written to the
-file that MQO_FAILURE names. Nothing is trained, and no data is read.
+`processes`, their number; `variables`, environment variables; `python_path`, more folders to import
+from; `distills`, whether to accept the flags of a distillation; and `is_cpu`, whether the run has
+no GPU. The facts are `layers`, {kind: names}; `traps`, {site: settings that would bypass its
+quantizer}; and `notes`, checks that were not possible. An error that would end the run is written
+to the file that MQO_FAILURE names. Nothing is trained, and no data is read.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ def main(target: Path, request: dict[str, Any]) -> None:
         except InferenceError as error:
             if request["is_cpu"]:
                 raise
-            notes.append(f"without a GPU, Megatron's validation says: {error}")
+            notes.append(f"without a GPU, Megatron's validation fails: {error}")
     except InferenceError as error:
         leave(error)
     traps = traps_of(args)
@@ -49,29 +49,29 @@ def main(target: Path, request: dict[str, Any]) -> None:
 
 
 def parsed(request: dict[str, Any]) -> Namespace:
-    """Return the arguments of the run's flags; InferenceError if the parser refuses them."""
+    """Parse the request's flags; raise InferenceError if the parser refuses them."""
     from megatron.inference.arguments import add_modelopt_args
     from megatron.training import arguments
     from mqo.megatron.run.errors import InferenceError
 
     os.environ |= request["variables"] | {"WORLD_SIZE": str(request["processes"])}
     sys.argv[1:] = request["flags"]
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
             args = arguments.parse_args(add_modelopt_args if request["distills"] else None)
     except SystemExit:
-        last = (said.getvalue().strip().splitlines() or ["no reason was given"])[-1]
+        last = (output.getvalue().strip().splitlines() or ["no reason was given"])[-1]
         raise InferenceError(
             f"Megatron's parser refuses the flags: {last.partition('error: ')[2] or last}",
             "flags of pretrain_gpt.py after `--`",
-            "Correct them; `--dry-run` shows the whole command",
+            "Correct the flags; `--dry-run` shows the whole command",
         ) from None
     return args
 
 
 def validate(args: Namespace) -> None:
-    """Raise InferenceError for what Megatron's validation, or the program, refuses."""
+    """Raise InferenceError if Megatron's validation, or the program, refuses the arguments."""
     from megatron.training import arguments
     from mqo.megatron.run.errors import InferenceError
     from mqo.megatron.run.implementation import ImplementationError, check_available
@@ -88,29 +88,29 @@ def validate(args: Namespace) -> None:
         text = " ".join(str(error).split()) or "it gave no reason"
         raise InferenceError(
             f"Megatron's validation refuses the flags: {type(error).__name__}: {text}",
-            "flags that go together",
-            "Correct those after `--`; `--dry-run` shows the whole command",
+            "compatible flags",
+            "Correct the flags after `--`; `--dry-run` shows the whole command",
         ) from error
 
 
 def traps_of(args: Namespace) -> dict[str, list[str]]:
-    """Return {site: what in the arguments would bypass its quantizer}, whatever its type is.
+    """Return {site: the arguments that would bypass its quantizer}, for any type of the site.
 
-    A site with its output layer excluded is named SITE:-output_layer.
+    The key SITE:-output_layer is for runs that exclude the output layer.
     """
     from mqo.megatron.run.setup import read_setup
     from mqo.megatron.traps import setup_traps
     from mqo.quant.formats import SITES
 
-    setup, found = read_setup(args), {}
+    setup, traps = read_setup(args), {}
     for site in SITES:
         for name, excludes in ((site, False), (f"{site}:-output_layer", True)):
-            found[name] = setup_traps({site: "mixed"}, setup, lambda *_, e=excludes: e)
-    return found
+            traps[name] = setup_traps({site: "mixed"}, setup, lambda *_, e=excludes: e)
+    return traps
 
 
 def layers_of(flags: list[str], notes: list[str]) -> dict[str, list[str]] | None:
-    """Return {kind: names} of the model's layers; None, with a note, if it cannot be built here."""
+    """Return {kind: layer names}; None, and add a note, if the model cannot be built here."""
     from mqo.megatron.layers import find_layers
 
     os.environ["WORLD_SIZE"] = "1"
@@ -120,8 +120,8 @@ def layers_of(flags: list[str], notes: list[str]) -> dict[str, list[str]] | None
     except (Exception, SystemExit) as error:
         text = " ".join(str(error).split())
         notes.append(
-            f"the model cannot be built here ({type(error).__name__}: {text}), so that "
-            "patterns of layers are checked when the run starts"
+            f"the model cannot be built here ({type(error).__name__}: {text}), so layer patterns "
+            "are only checked when the run starts"
         )
         return None
     kinds: dict[str, list[str]] = {}

@@ -1,14 +1,13 @@
-"""Weights between Hugging Face's safetensors and upstream's checkpoints: `mqo convert` runs it.
+"""Convert weights between Hugging Face's safetensors and upstream's checkpoints, for `mqo convert`.
 
     python Megatron-LM/tools/convert.py describe CHECKPOINT FACTS
     python Megatron-LM/tools/convert.py to-megatron HF_FOLDER CHECKPOINT MEGATRON_FLAGS...
     python Megatron-LM/tools/convert.py to-hf CHECKPOINT HF_FOLDER MEGATRON_FLAGS...
 
-The names and layouts on either side are modelopt's knowledge, the checkpoints are upstream's own
-save and load; here they are joined, and checked: a tensor more, a tensor less or another shape is
-an error. One process on the CPU, whatever a checkpoint was split into. An HF folder holds its
-config.json before; CHECKPOINT is new. A user-correctable error is written to the file that
-MQO_FAILURE names.
+ModelOpt maps the names and layouts, and upstream saves and loads checkpoints; this program combines
+them and compares the tensors: an additional or missing tensor or another shape is an error. It runs
+as one process on the CPU, for a checkpoint of any layout. An HF folder already has its config.json;
+CHECKPOINT must be new. A user-correctable error is written to the file that MQO_FAILURE names.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from mqo.megatron.run.errors import SavedError, leave
 if TYPE_CHECKING:
     from megatron.inference.hf_folder import StoredTensor
 
-# The last of several is what argparse takes. One process of one thread group holds the model.
-ALONE = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
-ALONE += ["--context-parallel-size=1", "--micro-batch-size=1", "--global-batch-size=1"]
-ALONE += ["--train-iters=1", "--save-interval=1", "--lr=0", "--attention-backend=unfused"]
-ALONE += ["--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"]
-ALONE += ["--ckpt-format=torch_dist"]
+# argparse takes the last of several values.
+ONE_PROCESS = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
+ONE_PROCESS += ["--context-parallel-size=1", "--micro-batch-size=1", "--global-batch-size=1"]
+ONE_PROCESS += ["--train-iters=1", "--save-interval=1", "--lr=0", "--attention-backend=unfused"]
+ONE_PROCESS += ["--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"]
+ONE_PROCESS += ["--ckpt-format=torch_dist"]
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
 DTYPE_FLAGS: dict[str, list[str]] = {"F32": [], "BF16": ["--bf16"], "F16": ["--fp16"]}
 LISTED = 8
@@ -44,11 +43,11 @@ SHARD = "5GB"
 STAGES = 4
 
 
-def describe(checkpoint: Path, target: Path) -> None:
-    """Write the arguments of a checkpoint, and those in upstream's parser, as JSON.
+def write_arguments(checkpoint: Path, target: Path) -> None:
+    """Write the arguments of a checkpoint, and the parser's flags and defaults, as JSON.
 
-    The checkpoint is the newest in a folder of checkpoints, or an iteration's folder. Values that
-    JSON does not have are written as text.
+    Of a folder of checkpoints, the newest is read. Values that JSON cannot represent are written as
+    text.
     """
     from megatron.inference.checkpoint_args import check_format, read_args
     from mqo.megatron.run.checkpoints import TRACKER, loaded
@@ -62,7 +61,9 @@ def describe(checkpoint: Path, target: Path) -> None:
     try:
         text = json.dumps(facts, default=str)
     except (TypeError, ValueError, RecursionError) as error:
-        raise SavedError(f"{folder} holds arguments of no training: {error}") from error
+        raise SavedError(
+            f"{folder} holds arguments that are not JSON values: {error}", "arguments of a training"
+        ) from error
     target.write_text(text, encoding="utf-8")
 
 
@@ -79,26 +80,26 @@ def parser_facts() -> dict[str, dict[str, Any]]:
 def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     """Write the weights of an HF folder as a checkpoint that a training starts from.
 
-    It is a release in upstream's words: weights without an optimizer, at iteration 0.
+    Upstream calls it a release: weights without an optimizer, at iteration 0.
     """
-    # Not before `enter_tree`: it imports mqo.megatron.device, which looks for GPUs.
+    # Import this only after `enter_tree`: it imports mqo.megatron.device, which looks for GPUs.
     from megatron.inference.hf_folder import check_config, stored_tensors
     from mqo.megatron.run.hf_kind import check_folder
 
     check_folder(source)
     check_config(source)
-    found = stored_tensors(source)
+    stored = stored_tensors(source)
     stage("building the model", 1)
-    args, model = build([*flags, *dtype_flags(found), "--save", str(target)])
+    args, model = build([*flags, *dtype_flags(stored), "--save", str(target)])
     from megatron.training.checkpointing import save_checkpoint
     from modelopt.torch.export import import_mcore_gpt_from_hf
 
     core = unwrapped(model)
-    stage(f"comparing {len(found)} tensors", 2)
-    check_tensors(hf_tensors(core, source), without_copies(found, core))
-    stage(f"reading {len(found)} tensors", 3)
+    stage(f"comparing {len(stored)} tensors", 2)
+    check_tensors(hf_tensors(core, source), without_copies(stored, core))
+    stage(f"reading {len(stored)} tensors", 3)
     import_mcore_gpt_from_hf(core, str(source), dtype=args.params_dtype)
-    args.verify_integrity = True  # with hashes of its files
+    args.verify_integrity = True  # save hashes of the files
     stage("writing the checkpoint", 4)
     save_checkpoint(0, [model], None, None, 0, release=True)
 
@@ -117,36 +118,36 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
 
     if layers := quantized_layers([model]):
         raise SavedError(
-            f"ModelOpt quantizes {len(layers)} layers of {source}, {layers[0]} among them",
+            f"ModelOpt quantizes {len(layers)} layers of {source}, for example {layers[0]}",
             "a checkpoint of a plain model",
-            "Megatron-LM/examples/export/ptq_and_trtllm_export exports this one",
+            "Megatron-LM/examples/export/ptq_and_trtllm_export exports this checkpoint",
         )
 
     config = read_json_object(target / "config.json")
     dtype = getattr(torch, config["torch_dtype"])
     stage("renaming the tensors", 3)
-    found = hf_tensors(unwrapped(model), target)
-    tensors = {name: cast(name, part, dtype) for name, part in found.items()}
+    exported = hf_tensors(unwrapped(model), target)
+    tensors = {name: cast(name, part, dtype) for name, part in exported.items()}
     stage(f"writing {len(tensors)} tensors", 4)
     save_torch_state_dict(tensors, target, max_shard_size=SHARD)
 
 
 def cast(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of a tensor in `dtype`; SavedError where a finite value becomes infinite."""
+    """Return a copy of a tensor in `dtype`; raise SavedError if a finite value becomes infinite."""
     # Always a copy: some tensors share memory, which safetensors does not allow.
-    made = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
-    if not torch.equal(made.isfinite(), tensor.isfinite()):
+    copy = tensor.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    if not torch.equal(copy.isfinite(), tensor.isfinite()):
         largest = tensor[tensor.isfinite()].abs().max().item()
         raise SavedError(
             f"{name} holds the value {largest:g}",
             f"values up to {torch.finfo(dtype).max:g}, the largest of {dtype}",
-            "--dtype bf16 or fp32 holds it",
+            "Use --dtype bf16 or fp32",
         )
-    return made
+    return copy
 
 
 def stage(name: str, number: int) -> None:
-    """Report which of the STAGES begins."""
+    """Report the start of a stage, of STAGES."""
     from mqo.megatron.run.progress import advance
 
     advance(name, number, STAGES)
@@ -157,7 +158,7 @@ def load(
 ) -> tuple[Namespace, torch.nn.Module]:
     """Build the model of `flags`, and load the weights of the checkpoint that they name.
 
-    `built` is called when the model is there and the weights are not.
+    `built` is called between building and loading.
     """
     args, model = build([*flags, "--finetune"])
     built()
@@ -168,7 +169,7 @@ def load(
 
 
 def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights with the names and layouts of the architecture that `folder` names."""
+    """Return the weights with the names and layouts of the architecture in config.json."""
     from modelopt.torch.export.unified_export_megatron import GPTModelExporter
 
     exporter = GPTModelExporter(model, str(folder), dtype=next(model.parameters()).dtype)
@@ -177,40 +178,40 @@ def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """Return the GPT inside."""
+    """Return the model without wrappers."""
     from megatron.core.utils import unwrap_model
 
     return unwrap_model(model)
 
 
-def dtype_flags(found: Mapping[str, StoredTensor]) -> list[str]:
-    """Return the flag of the tensors' common dtype; of several, that of fp32, which is none."""
-    dtypes = {tensor.dtype for tensor in found.values()}
+def dtype_flags(stored: Mapping[str, StoredTensor]) -> list[str]:
+    """Return the flag of the tensors' common dtype; [], that of fp32, if they have several."""
+    dtypes = {tensor.dtype for tensor in stored.values()}
     return DTYPE_FLAGS[dtypes.pop()] if len(dtypes) == 1 else []
 
 
 def without_copies(
-    found: Mapping[str, StoredTensor], model: torch.nn.Module
+    stored: Mapping[str, StoredTensor], model: torch.nn.Module
 ) -> dict[str, StoredTensor]:
-    """Skip a tied head that some files hold, where it equals the embedding to the bit."""
-    rest = dict(found)
-    if model.share_embeddings_and_output_weights and set(TIED) <= found.keys():
-        head, embedding = (found[name].read(name) for name in TIED)
+    """Leave out a tied head that is stored too, if it is bit-identical to the embedding."""
+    rest = dict(stored)
+    if model.share_embeddings_and_output_weights and set(TIED) <= stored.keys():
+        head, embedding = (stored[name].read(name) for name in TIED)
         if torch.equal(head, embedding):
             del rest[TIED[0]]
     return rest
 
 
-def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, StoredTensor]) -> None:
-    """Raise SavedError unless the files have the shapes of the model's tensors, name by name."""
+def check_tensors(expected: Mapping[str, torch.Tensor], stored: Mapping[str, StoredTensor]) -> None:
+    """Raise SavedError unless the files have the tensors of the model, with the same shapes."""
     wrong = [
-        f"{name} {list(found[name].shape)} for {list(tensor.shape)}"
+        f"{name} {list(stored[name].shape)} for {list(tensor.shape)}"
         for name, tensor in expected.items()
-        if name in found and found[name].shape != tuple(tensor.shape)
+        if name in stored and stored[name].shape != tuple(tensor.shape)
     ]
     for kind, names in (
-        ("tensors are missing", sorted(expected.keys() - found.keys())),
-        ("tensors are not of this model", sorted(found.keys() - expected.keys())),
+        ("tensors are missing", sorted(expected.keys() - stored.keys())),
+        ("tensors are not of this model", sorted(stored.keys() - expected.keys())),
         ("tensors have another shape", wrong),
     ):
         if names:
@@ -222,17 +223,17 @@ def check_tensors(expected: Mapping[str, torch.Tensor], found: Mapping[str, Stor
 
 
 def enter_tree() -> None:
-    """Import megatron from this tree, on the CPU; call this before importing more of it."""
+    """Import megatron from this tree, on the CPU; call this before other imports of megatron."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
     import preflight  # noqa: F401  (checks where megatron comes from)
 
 
 def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
-    """Build the model of the flags, with random weights; return upstream's arguments, too."""
+    """Build the model of the flags with random weights; return the arguments and the model."""
     from megatron.inference import one_process
     from megatron.training import arguments
 
-    sys.argv[1:] = [*flags, *ALONE]
+    sys.argv[1:] = [*flags, *ONE_PROCESS]
     args = arguments.parse_args()
     with one_process.typed_build_errors("These sizes"):
         arguments.validate_args(args)
@@ -240,7 +241,7 @@ def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
 
 
 COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {
-    "describe": lambda source, target, flags: describe(source, target),
+    "describe": lambda source, target, flags: write_arguments(source, target),
     "to-megatron": to_megatron,
     "to-hf": to_hf,
 }

@@ -1,18 +1,17 @@
-"""Every matrix product of a training step, with its shape and quant type: no data, no memory.
+"""List every matrix product of a training step, with its shape and quant type.
 
     python Megatron-LM/tools/coverage.py coverage.json MEGATRON_FLAGS...
 
-builds upstream's model as pretrain_gpt.py does, on the meta device, and runs one micro-batch
-forward and backward through this tree's source. A recorder replaces the quantizers: a type is
-reported only if a site of the source wrapped the operands of the next product. Products without a
-site are reported, too. It runs the tree in which it is; `mqo coverage` prints the result.
+builds upstream's model as pretrain_gpt.py does, but on the meta device, which needs no data and no
+memory, and runs one micro-batch forward and backward through the source of this tree. A recorder
+replaces the quantizers: a type is reported only if a site of the source wrapped the operands of the
+next product. Products without a site are reported, too. `mqo coverage` prints the result.
 
-The run's excludes, and its rows of layers and operands, come as its other options do, from the file
-that MQO_QUANT_CONFIG names.
+All quant options come from the file that MQO_QUANT_CONFIG names, as in a run.
 
-The whole model runs as one rank, whatever the flags split it into: what one rank's share of a
-product is quantized to, the whole product is. Elementwise work is not counted. A token's content
-decides which experts it goes to: here all experts get the same number of tokens.
+The whole model runs as one rank, for any layout: the shares of a product have the same type on all
+ranks. Elementwise operations are not counted. In a run, the content of a token decides which
+experts it goes to; here all experts get the same number of tokens.
 """
 
 import json
@@ -30,12 +29,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 ROOT = Path(__file__).resolve().parents[1]
-# The last of several is what argparse takes.
+# argparse takes the last of several values.
 ONE_RANK = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
 ONE_RANK += ["--context-parallel-size=1"]
-# A fused kernel computes the same products, and shows none of them.
+# A fused kernel computes the same products, but hides them.
 UNFUSED = ["--attention-backend=unfused"]
-# A grouped product is the same as that of the experts one by one, each of which a site is seen at.
+# A grouped product equals the products of the single experts, at which the sites are seen.
 GROUPED = "--moe-grouped-gemm"
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
@@ -44,16 +43,16 @@ ROOT_MODULE, OUTSIDE = "the model", "outside of all modules"
 
 
 class CoverageError(Exception):
-    """Products that cannot be told apart, or that do not add up to what torch counts."""
+    """Products that cannot be assigned, or whose FLOPs differ from torch's count."""
 
 
 @dataclass(frozen=True)
 class Product:
     """`batch` products of [m, k] by [k, n].
 
-    `gemm` is the site's name, for a product that no site saw the operation's; "qk backward" is what
-    autograd computes for one of qk. `quant_type` is the layer's at that site, None without a site.
-    `plain` are the operands that the run leaves unquantized none the less.
+    `gemm` is the name of the site, or of the operation if no site saw it; "qk backward" is a
+    product that autograd computes for one of qk. `quant_type` is the layer's type at that site,
+    None without a site. `plain` are the operands that the run still leaves unquantized.
     """
 
     layer: str
@@ -72,14 +71,14 @@ class Product:
 
 
 @dataclass(frozen=True)
-class How:
-    """The type of a layer at a site, and its operands that are left unquantized none the less."""
+class Assigned:
+    """The type of a layer at a site, and its operands that still stay unquantized."""
 
     quant_type: str
     plain: tuple[str, ...] = ()
 
 
-def how_of(site: str, layer: str, quant_type: str) -> How:
+def assigned_type(site: str, layer: str, quant_type: str) -> Assigned:
     """Return the type that the run's excludes, rules and rows assign, given the site's type."""
     from mqo.quant import config
     from mqo.quant.formats import SITES
@@ -87,14 +86,14 @@ def how_of(site: str, layer: str, quant_type: str) -> How:
     kind = config.layer_type(site, layer, quant_type)
     names = (SITES[site].lhs, SITES[site].rhs) if kind != "none" else ()
     types = {name: config.type_of(site, name, layer, quant_type) for name in names}
-    return How(kind, tuple(name for name, of in types.items() if of == "none"))
+    return Assigned(kind, tuple(name for name in names if types[name] == "none"))
 
 
 class Operands:
-    """Replaces a quantizer: returns both operands unchanged, and knows their sizes."""
+    """Replacement of a quantizer: returns both operands unchanged, and records their sizes."""
 
-    def __init__(self, site: str, layer: str, how: How) -> None:
-        self.site, self.layer, self.how = site, layer, how
+    def __init__(self, site: str, layer: str, assigned: Assigned) -> None:
+        self.site, self.layer, self.assigned = site, layer, assigned
         self.taken: dict[str, int] = {}
 
     def lhs(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -108,7 +107,7 @@ class Operands:
         return tensor
 
     def save(self, *saved: object) -> None:
-        """Keep what upstream saved."""
+        """Leave the tensors that upstream saved unchanged."""
 
     def fit(self, product: Product) -> bool:
         """Return whether the product has the sizes of these two operands."""
@@ -117,35 +116,35 @@ class Operands:
 
 
 class Products(TorchDispatchMode):
-    """Counts the products that run under it, by layer and GEMM."""
+    """Count the products that run in its block, by layer and GEMM."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: Counter[Product] = Counter()
-        self.flops = 0  # by torch's own formulas, of every operation that it has one for
+        self.counts: Counter[Product] = Counter()
+        self.flops = 0  # by torch's formulas, of all operations that have one
         self.running: list[str] = []
         self.multiplied: set[str] = set()
         self.waiting: Operands | None = None
-        # {autograd node: layer and GEMM of the forward product that it will differentiate}
+        # {autograd node: layer and GEMM of the forward product that it differentiates}
         self.nodes: dict[int, tuple[str, str]] = {}
 
     def operands(self, site: str, quant_type: str, owner: object) -> Operands:
         """Replace `mqo.quant.gemm_operands` in the patched source."""
         self.refuse_waiting()
         layer = getattr(owner, "mqo_layer", self.module)
-        self.waiting = Operands(site, layer, how_of(site, layer, quant_type))
+        self.waiting = Operands(site, layer, assigned_type(site, layer, quant_type))
         return self.waiting
 
     @property
     def module(self) -> str:
-        """The innermost module whose forward runs."""
+        """The innermost module whose forward pass is running."""
         return self.running[-1] if self.running else OUTSIDE
 
     def refuse_waiting(self) -> None:
-        """Raise CoverageError when a site took operands, and no product of them followed."""
+        """Raise CoverageError if a site took operands, but no product of them followed."""
         if self.waiting:
             site, layer = self.waiting.site, self.waiting.layer
-            raise CoverageError(f"no product followed when {site} of {layer} took its operands")
+            raise CoverageError(f"{site} of {layer} took its operands, but no product followed")
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -153,10 +152,10 @@ class Products(TorchDispatchMode):
         """Run an operation, and count it if it is a product."""
         if func.overloadpacket in PRODUCTS:
             self._count(func.overloadpacket.__name__, *args[-2:])
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if formula := flop_registry.get(func.overloadpacket):
-            self.flops += formula(*args, **(kwargs or {}), out_val=made)
-        return made
+            self.flops += formula(*args, **(kwargs or {}), out_val=result)
+        return result
 
     def _count(self, operation: str, left: torch.Tensor, right: torch.Tensor) -> None:
         batch = left.shape[0] if left.dim() == 3 else 1
@@ -165,29 +164,29 @@ class Products(TorchDispatchMode):
         forward = bool(self.running) or torch._C._current_autograd_node() is None
         if self.waiting:
             site, self.waiting = self.waiting, None
-            how = site.how
-            product = Product(site.layer, site.site, how.quant_type, *shape, plain=how.plain)
+            own = site.assigned
+            product = Product(site.layer, site.site, own.quant_type, *shape, plain=own.plain)
             if not site.fit(product):
-                raise CoverageError(f"{product} is not of the operands that its site took")
+                raise CoverageError(f"{product} does not have the operands that its site took")
         else:
-            what = (self.module, operation) if forward else self._differentiated(operation)
-            product = Product(*what, None, *shape)
+            origin = (self.module, operation) if forward else self._differentiated(operation)
+            product = Product(*origin, None, *shape)
         if forward:
-            # The node is made just before its product runs; what runs without one comes later.
+            # The node is made just before its product runs; a product without a node runs later.
             node = torch.autograd._get_sequence_nr() - 1
             self.nodes.setdefault(node, (product.layer, product.gemm))
             self.multiplied.add(self.module)
-        self.found[product] += 1
+        self.counts[product] += 1
 
     def _differentiated(self, operation: str) -> tuple[str, str]:
-        """Return the layer and GEMM of a product that autograd runs."""
+        """Return the layer and GEMM of a product in the backward pass."""
         node = torch._C._current_autograd_node()._sequence_nr()
         layer, gemm = self.nodes.get(node, ("unknown", operation))
         return layer, gemm + BACKWARD
 
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:
-        """Know which of the model's modules runs."""
+        """Track which module of the model is running."""
         from mqo.megatron.simulation.watch import named_modules, noting
 
         names = {id(module): name for name, module in named_modules(model, ROOT_MODULE)}
@@ -198,8 +197,8 @@ class Products(TorchDispatchMode):
 class EvenDispatcher:
     """An MoE layer's dispatcher with `topk` experts per token and equal loads of all experts.
 
-    It hands on as many rows as a real one that drops no token; where they do not divide evenly,
-    the first experts get one more. On one rank nothing is sent.
+    It returns as many rows as a real one that drops no token. If the experts do not divide them
+    evenly, the first ones get one more. On one rank nothing is sent.
     """
 
     def __init__(self, experts: int, topk: int) -> None:
@@ -210,23 +209,23 @@ class EvenDispatcher:
         self, hidden: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return [sequence, batch, width] as rows, and the probabilities [tokens, experts]."""
-        del routing_map  # the content that there is none of
+        del routing_map  # tensors on the meta device have no content
         self.shape = hidden.shape
         return hidden.reshape(-1, self.shape[-1]), probs
 
     def token_dispatch(self, hidden: torch.Tensor, probs: torch.Tensor) -> tuple:
-        """Return what came in: on one rank nothing is sent."""
+        """Return the arguments: on one rank nothing is sent."""
         return hidden, probs
 
     def dispatch_postprocess(self, hidden: torch.Tensor, probs: torch.Tensor) -> tuple:
-        """Return rows [tokens * topk, width], how many are whose, and the rows' probabilities."""
+        """Return rows [tokens * topk, width], their number per expert, and their probabilities."""
         rows = len(hidden) * self.topk
         counts = [rows // self.experts + (i < rows % self.experts) for i in range(self.experts)]
         chosen = probs[:, : self.topk].reshape(-1)
         return hidden.repeat(self.topk, 1), torch.tensor(counts, device="cpu"), chosen
 
     def get_expert_zero_copy_buffers(self) -> tuple[None, None]:
-        """Return None: the experts make their own."""
+        """Return None: the experts allocate their own buffers."""
         return None, None
 
     def combine_preprocess(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -234,11 +233,11 @@ class EvenDispatcher:
         return hidden.reshape(self.topk, -1, hidden.shape[-1]).sum(0)
 
     def token_combine(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return what came in: on one rank nothing is sent."""
+        """Return the argument: on one rank nothing is sent."""
         return hidden
 
     def combine_postprocess(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the rows in the shape that came in."""
+        """Return the rows in the shape of the input."""
         return hidden.view(self.shape)
 
 
@@ -252,7 +251,7 @@ def route_evenly(model: torch.nn.Module) -> None:
 
 
 def main(target: Path, flags: list[str]) -> None:
-    """Write to `target` what one micro-batch of the model that `flags` describe multiplies."""
+    """Write the products of one micro-batch of the model that `flags` describe to `target`."""
     products = Products()
     take_over(products)
     args, model = build([*(word for word in flags if word != GROUPED), *ONE_RANK, *UNFUSED])
@@ -270,17 +269,17 @@ def main(target: Path, flags: list[str]) -> None:
 
 
 def rows(products: Products) -> list[dict[str, Any]]:
-    """Return one row per product; CoverageError unless their FLOPs equal torch's count."""
+    """Return one row per product; raise CoverageError unless their FLOPs equal torch's count."""
     products.refuse_waiting()
-    made = [asdict(p) | {"calls": n, "flops": p.flops * n} for p, n in products.found.items()]
-    total = sum(row["flops"] for row in made)
+    table = [asdict(p) | {"calls": n, "flops": p.flops * n} for p, n in products.counts.items()]
+    total = sum(row["flops"] for row in table)
     if total != products.flops:
-        raise CoverageError(f"the products make {total} FLOPs, where torch counts {products.flops}")
-    return made
+        raise CoverageError(f"the products have {total} FLOPs, but torch counts {products.flops}")
+    return table
 
 
 def take_over(products: Products) -> None:
-    """Put the recorder for the quantizers and meta for the device, before megatron is imported."""
+    """Replace quantizers by the recorder and the device by meta; call before importing megatron."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1"}
     sys.path.insert(0, str(ROOT))
     import preflight  # noqa: F401  (checks where megatron comes from)
@@ -292,19 +291,19 @@ def take_over(products: Products) -> None:
     vars(device.accelerator)["current_device"] = lambda: meta
     device.accelerator_type = lambda: "meta"
     device.accelerator_device = lambda *address: meta
-    # One rank does not communicate, and no backend takes tensors without content.
+    # One rank does not communicate, and no backend takes tensors on the meta device.
     torch.distributed.all_reduce = lambda *args, **kwargs: None
 
 
 def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
-    """Build the model of the flags on meta, its layers labeled; return the arguments, too."""
+    """Build the labeled model of the flags on meta; return the arguments and the model."""
     from megatron.core import mpu, tensor_parallel
     from megatron.training import arguments, global_vars
     from pretrain_gpt import bare_model
 
     sys.argv[1:] = flags
     args = arguments.parse_args()
-    args.moe_shared_expert_overlap = False  # the dispatcher would call them
+    args.moe_shared_expert_overlap = False  # else the dispatcher runs the shared experts
     arguments.validate_args(args)
     global_vars.set_args(args)
     if args.vocab_size is None:
@@ -326,7 +325,7 @@ def step(args: Any, model: torch.nn.Module) -> None:
 
 
 def lookups(model: torch.nn.Module, multiplied: set[str]) -> list[str]:
-    """Return modules that multiply nothing by their 2-D weight: embeddings look rows up."""
+    """Return the modules with a 2-D weight that they only look up, such as embeddings."""
     from mqo.megatron.simulation.watch import named_modules
 
     modules = named_modules(model, ROOT_MODULE)

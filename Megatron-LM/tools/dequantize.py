@@ -1,7 +1,7 @@
-"""Writes the packed weights of a folder in full: `python dequantize.py FOLDER TARGET`.
+"""Unpack the weights of a folder: `python dequantize.py FOLDER TARGET`.
 
-FOLDER is one that `mqo export --layout mqo` wrote; TARGET is new, and transformers loads it. Needs
-torch and safetensors alone. This file may be copied with the folder.
+`mqo export --layout mqo` wrote FOLDER. TARGET must be new; transformers loads it. This file needs
+only torch and safetensors, and may be copied with the folder.
 """
 
 import json
@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 PREFIX = "packed_"
-# What reading a damaged folder raises.
+# Errors from reading a damaged folder.
 UNREADABLE = (
     *(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RuntimeError),
     SafetensorError,
@@ -24,22 +24,22 @@ UNREADABLE = (
 
 
 def main(folder: Path, target: Path) -> None:
-    """Write the folder `target`, whole or not at all."""
+    """Write the folder `target`; remove a partial one."""
     if target.exists() or target.is_symlink():
-        sys.exit(f"{target} is there already. Expected: a new folder.")
+        sys.exit(f"{target} already exists. Expected: a new folder.")
     try:
         write(folder, target)
     except UNREADABLE as error:
         shutil.rmtree(target, ignore_errors=True)
-        found = f"{type(error).__name__}: {error}"
+        reason = f"{type(error).__name__}: {error}"
         sys.exit(
-            f"{folder} cannot be read, or {target} not be written ({found}). "
-            "Expected: what `mqo export` wrote, and room for the weights in full."
+            f"{folder} cannot be read, or {target} cannot be written ({reason}). "
+            "Expected: a folder that `mqo export` wrote, and enough space for the full weights."
         )
 
 
 def write(folder: Path, target: Path) -> None:
-    """Write the folder `target`; any of UNREADABLE where `folder` holds something else."""
+    """Write the folder `target`; raise one of UNREADABLE if `folder` is damaged."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     packed = config.pop("quantization_config")
     dtype = getattr(torch, config.get("dtype") or config["torch_dtype"])
@@ -50,9 +50,9 @@ def write(folder: Path, target: Path) -> None:
     for path in sorted(folder.glob(f"{PREFIX}*.safetensors")):
         tensors = load_file(path)
         for module in [name[: -len(".codes")] for name in tensors if name.endswith(".codes")]:
-            how = packed["types"][packed["modules"][module]]
+            kind = packed["types"][packed["modules"][module]]
             parts = [tensors.pop(f"{module}.{p}", None) for p in ("codes", "scales", "scale")]
-            tensors[f"{module}.weight"] = weight(how, *parts).to(dtype)
+            tensors[f"{module}.weight"] = weight(kind, *parts).to(dtype)
         name = path.name[len(PREFIX) :]
         save_file(tensors, target / name, {"format": "pt"})
         where.update(dict.fromkeys(tensors, name))
@@ -61,26 +61,26 @@ def write(folder: Path, target: Path) -> None:
         (target / "model.safetensors.index.json").write_text(index, encoding="utf-8")
 
 
-def weight(how: dict, codes: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
-    """Return a weight [out, in], float32; scales that its type lacks are None."""
-    values = torch.tensor([float(value) for value in how["values"]])[elements(codes, how["bits"])]
-    factors = decoded(how["scale"], scales, scale)
-    if how["block"]:
-        factors = factors.repeat_interleave(how["rows"], 0)[: len(codes)]
-        run = how["block"] // (16 if how["scale"] == "hif4" else 1)
+def weight(kind: dict, codes: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
+    """Return a weight [out, in], float32; a scale that its type does not have is None."""
+    values = torch.tensor([float(value) for value in kind["values"]])[elements(codes, kind["bits"])]
+    factors = decoded(kind["scale"], scales, scale)
+    if kind["block"]:
+        factors = factors.repeat_interleave(kind["rows"], 0)[: len(codes)]
+        run = kind["block"] // (16 if kind["scale"] == "hif4" else 1)
         factors = factors.repeat_interleave(run, 1)[:, : values.shape[1]]
     return values * factors
 
 
 def elements(codes: Tensor, bits: int) -> Tensor:
-    """Return the codes of elements [out, in]; 4 and 6 bits lie from the lowest bit of a byte on."""
+    """Unpack codes [out, in]; those of 4 and 6 bits begin at the lowest bit of a byte."""
     count, size = {4: (2, 1), 6: (4, 3), 8: (1, 1)}[bits]
     words = (codes.long().unflatten(1, (-1, size)) << 8 * torch.arange(size)).sum(-1, keepdim=True)
     return (words >> bits * torch.arange(count) & (1 << bits) - 1).flatten(1)
 
 
 def decoded(kind: str, scales: Any, scale: Any) -> Tensor:
-    """Return what multiplies the elements of each run of a row, float32."""
+    """Return the factor of each run of elements in a row, float32."""
     if kind in ("none", "tensor"):
         power = torch.ones(1) if scales is None else decoded("e8m0", scales, None)
         return power if scale is None else scale
@@ -88,7 +88,7 @@ def decoded(kind: str, scales: Any, scale: Any) -> Tensor:
         return scales
     if kind == "two-level":
         return scales.view(torch.float8_e4m3fn).float() * scale
-    if kind == "hif4":  # E6M2, and a bit each for 8 runs of 8 and 16 of 4 elements
+    if kind == "hif4":  # E6M2, and one bit for each of 8 runs of 8 and 16 runs of 4 elements
         code = scales[..., :1].int()
         top = torch.ldexp(1 + (code & 3) / 4, (code >> 2) - 48)
         bits = (scales[..., 1:].unsqueeze(-1) >> torch.arange(8) & 1).flatten(-2)

@@ -1,13 +1,13 @@
-"""The loss of a checkpoint on a text, and its scores in tasks: what `mqo eval` prints.
+"""Compute the loss of a checkpoint on a text, or its scores in tasks, for `mqo eval`.
 
     python Megatron-LM/tools/evaluate.py describe CHECKPOINT FACTS
     python Megatron-LM/tools/evaluate.py run CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
     python Megatron-LM/tools/evaluate.py tasks CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
 
-CHECKPOINT is a folder of checkpoints, or of one iteration; FACTS is written, JSON. The model is
-built from the arguments in the checkpoint, and runs this tree's source with its types, without
---data or --text on the validation split of what it was trained on. A user-correctable error is
-written to the file that MQO_FAILURE names.
+CHECKPOINT is a folder of checkpoints, or of one iteration; the result is written to FACTS, as JSON.
+The model is built from the arguments in the checkpoint, and runs the source of this tree with its
+quant types. Without --data or --text it reads the validation split of its training data. A
+user-correctable error is written to the file that MQO_FAILURE names.
 """
 
 import argparse
@@ -26,10 +26,10 @@ VALIDATION = 1  # of upstream's three splits
 
 
 @dataclass(frozen=True)
-class Part:
-    """Documents of a text, each an array of token ids, under a name for people.
+class Text:
+    """The documents of a text, each an array of token ids, with a name to print.
 
-    `size` is how many tokens they hold.
+    `size` is the number of their tokens.
     """
 
     name: str
@@ -37,15 +37,15 @@ class Part:
     size: int = 0
 
     def predicted(self, limit: int | None) -> int:
-        """Return how many tokens have one before them to be predicted from, at most `limit`."""
+        """Return the number of tokens to predict: all but the first, at most `limit`."""
         return min(self.size - 1, limit or self.size)
 
 
 def main(argv: list[str]) -> None:
-    """Run one of the commands on the arguments, behind `--` those that say what the machine has."""
+    """Run a command; the arguments after `--` are Megatron's flags for this machine."""
     at = argv.index("--") if "--" in argv else len(argv)
     given = parser().parse_args(argv[:at])
-    # In the place of this folder, whose coverage.py numba would take for the package.
+    # Remove this folder from the path: numba would import its coverage.py as the package.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     import preflight  # noqa: F401  (checks where megatron comes from)
     from megatron.inference.load_model import write_result_or_exit
@@ -55,27 +55,29 @@ def main(argv: list[str]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments before `--`."""
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("command", choices=COMMANDS)
-    made.add_argument("checkpoint", type=Path)
-    made.add_argument("facts", type=Path)
-    made.add_argument("--data", action="append", default=[], help="an indexed dataset, all of it")
-    made.add_argument("--text", type=Path, help="a file of plain text")
-    made.add_argument("--tokenizer", type=Path, help="for --text; by default the training's")
-    made.add_argument("--tokens", type=int, help="how many are predicted at most")
-    made.add_argument("--task", action="append", default=[], help="one of lm-evaluation-harness")
-    made.add_argument("--tasks-folder", type=Path, help="YAML of further tasks")
-    made.add_argument("--limit", type=int, help="documents of a task, at most")
-    made.add_argument("--num-fewshot", type=int, help="examples before a question")
-    made.add_argument("--ignore-argument", action="append", default=[], help="unknown argument")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("facts", type=Path)
+    parser.add_argument("--data", action="append", default=[], help="a whole indexed dataset")
+    parser.add_argument("--text", type=Path, help="a file of plain text")
+    parser.add_argument("--tokenizer", type=Path, help="for --text; default: the training's")
+    parser.add_argument("--tokens", type=int, help="largest number of tokens to predict")
+    parser.add_argument("--task", action="append", default=[], help="lm-evaluation-harness task")
+    parser.add_argument("--tasks-folder", type=Path, help="a folder with YAML of more tasks")
+    parser.add_argument("--limit", type=int, help="largest number of documents per task")
+    parser.add_argument("--num-fewshot", type=int, help="number of examples before each question")
+    parser.add_argument(
+        "--ignore-argument", action="append", default=[], help="an unknown argument to ignore"
+    )
+    return parser
 
 
-def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Return the folder of the newest iteration, and {site: quant type} of the step before it.
+def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
+    """Return the folder of the newest iteration, and the {site: quant type} of its last step.
 
-    `rows` says whether a recipe had rows for operands or layers, which its run's options hold;
-    `modelopt` is what ModelOpt's state quantizes, if there is one.
+    `rows` says whether a recipe had rows for operands or layers, which are in the run's options;
+    `modelopt` describes what ModelOpt's state quantizes, if the checkpoint has one.
     """
     from megatron.inference import load_model
     from megatron.inference.checkpoint_args import common_state
@@ -93,34 +95,34 @@ def describe(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Measure the mean loss in nats per token, and say over what it was taken."""
+    """Measure the mean loss in nats per token; return it with the texts and token counts."""
     from megatron.inference import load_model
     from mqo.megatron.run.progress import advance
 
     folder = load_model.find_checkpoint(given.checkpoint)
     before = load_model.read_args(folder)
     args, model = load_model.load(folder, before, platform, given.ignore_argument)
-    texts = parts(args, given)
+    texts = chosen_texts(args, given)
     started = time.monotonic()
     limit = given.tokens and max(1, given.tokens // len(texts))
-    total, done = sum(part.predicted(limit) for part in texts), 0
+    total, done = sum(text.predicted(limit) for text in texts), 0
     sums = []
-    for part in texts:
+    for text in texts:
         told = partial(lambda before, more: advance("tokens", before + more, total), done)
-        sums.append(measured(model, args, part, limit, told))
+        sums.append(measured(model, args, text, limit, told))
         done += sums[-1][1]
     loss, tokens = (sum(column) for column in zip(*sums, strict=True))
     return {
         "loss": loss / tokens,
         "tokens": tokens,
-        "text": [part.name for part in texts],
+        "text": [text.name for text in texts],
         "seconds": time.monotonic() - started,
         **described(args, folder),
     }
 
 
 def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Score a model in the tasks, which are made before its weights are read."""
+    """Score a model in the tasks, which are built before its weights are read."""
     from megatron.inference import load_model
     from megatron.inference.tasks import registry
     from megatron.inference.tasks.model import SavedModel
@@ -133,23 +135,23 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
     tokenizer = load_model.tokenizer_of(args, given.tokenizer)
     if tokenizer.eod is None:
         raise load_model.SavedError(
-            "The tokenizer has no end-of-document token", "one, which stands before a text"
+            "The tokenizer has no end-of-document token", "a token to begin a text with"
         )
     texts = partial(documents, args, given, tokenizer)
     loaded = registry.load(given.task, given.tasks_folder, texts)
     registry.check(loaded["tasks"].values(), args.seq_length)
     started = time.monotonic()
     args, model = load_model.load(folder, saved, platform, given.ignore_argument)
-    asked = SavedModel(model, args, tokenizer, advance)
+    wrapped = SavedModel(model, args, tokenizer, advance)
     return {
-        "scores": evaluate(asked, loaded, given.limit, given.num_fewshot),
+        "scores": evaluate(wrapped, loaded, given.limit, given.num_fewshot),
         "seconds": time.monotonic() - started,
         **described(args, folder),
     }
 
 
 def described(args: Namespace, folder: Path) -> dict[str, Any]:
-    """Describe what was measured: the weights, their dtype, and how much of a text they see."""
+    """Return the facts that both results share: window, iteration, dtype and ModelOpt's format."""
     from megatron.inference.load_model import iteration
     from mqo.megatron.run.modelopt import QUANTIZED_AS
 
@@ -162,25 +164,25 @@ def described(args: Namespace, folder: Path) -> dict[str, Any]:
 
 
 def documents(args: Namespace, given: Namespace, tokenizer: Any) -> Iterator[str]:
-    """Yield the documents of what is to be read as text, as many as are asked for at most.
+    """Yield up to `given.limit` documents of the chosen texts, detokenized.
 
     Raises:
-        SavedError: there is none, or it holds ids that the model has not.
+        SavedError: a text is missing, or has token ids outside of the vocabulary.
     """
     from megatron.inference.load_model import check_vocabulary
 
-    each = ((part.name, ids) for part in parts(args, given) for ids in part.documents)
+    each = ((text.name, ids) for text in chosen_texts(args, given) for ids in text.documents)
     for name, document in islice(each, given.limit):
         ids = [int(token) for token in document]
         check_vocabulary(args, max(ids, default=0), name)
         yield tokenizer.detokenize([token for token in ids if token != tokenizer.eod])
 
 
-def parts(args: Namespace, given: Namespace) -> list[Part]:
-    """Return what is to be read: the given text, else the validation split of the training's.
+def chosen_texts(args: Namespace, given: Namespace) -> list[Text]:
+    """Return the texts to read: --text, --data, or the validation split of the training.
 
     Raises:
-        SavedError: there is no such file, no validation split, or no fitting tokenizer.
+        SavedError: a file is missing, or there is no validation split or suitable tokenizer.
     """
     from megatron.inference.load_model import tokenizer_of
     from mqo.megatron.run.errors import reading
@@ -191,18 +193,18 @@ def parts(args: Namespace, given: Namespace) -> list[Part]:
         with reading():
             text = read_text(given.text, Limit.TEXT)
         ids = tokenizer.tokenize(text)
-        return [Part(given.text.name, [ids], len(ids))]
+        return [Text(given.text.name, [ids], len(ids))]
     if given.data:
-        return [part_of(prefix, (0, 1), Path(prefix).name) for prefix in given.data]
+        return [indexed_text(prefix, (0, 1), Path(prefix).name) for prefix in given.data]
     prefixes, share = held_out(args)
-    return [part_of(p, share, f"{Path(p).name}, validation split") for p in prefixes]
+    return [indexed_text(p, share, f"{Path(p).name}, validation split") for p in prefixes]
 
 
 def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
-    """Return the prefixes that the training validated on, and the share of each one's documents.
+    """Return the prefixes of the validation data, and which share of their documents it is.
 
     Raises:
-        SavedError: it had none.
+        SavedError: the training had no validation split.
     """
     from megatron.core.datasets import blended_megatron_dataset_config as splits
     from megatron.inference.load_model import SavedError
@@ -217,18 +219,18 @@ def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
         share = splits.convert_split_vector_to_split_matrix(vector)[VALIDATION]
     if not blend or share is None:
         raise SavedError(
-            "The training held no text out: it had no validation split",
-            "data that it was not trained on",
-            "Name some with --data or --text",
+            "The training had no validation split",
+            "text that the model was not trained on",
+            "Pass it with --data or --text",
         )
     return blend[0], share
 
 
-def part_of(prefix: str, share: tuple[float, float], name: str) -> Part:
-    """Return a share of an index's documents, in order; bounds are as upstream rounds them.
+def indexed_text(prefix: str, share: tuple[float, float], name: str) -> Text:
+    """Return a share of the documents of an index, in order; upstream rounds its bounds the same.
 
     Raises:
-        SavedError: there is no such index.
+        SavedError: a file of the index is missing.
     """
     from megatron.core.datasets.indexed_dataset import IndexedDataset
     from megatron.inference.load_model import SavedError
@@ -236,33 +238,33 @@ def part_of(prefix: str, share: tuple[float, float], name: str) -> Part:
     missing = [p for p in (Path(f"{prefix}.idx"), Path(f"{prefix}.bin")) if not p.is_file()]
     if missing:
         raise SavedError(
-            f"There is no {missing[0]}", "an indexed dataset", "Name another one with --data"
+            f"{missing[0]} does not exist", "an indexed dataset", "Pass another one with --data"
         )
     index = IndexedDataset(prefix)
     first, last = (round(bound * len(index)) for bound in share)
     size = int(index.sequence_lengths[first:last].sum())
-    return Part(name, (index[n] for n in range(first, last)), size)
+    return Text(name, (index[n] for n in range(first, last)), size)
 
 
 def measured(
     model: Any,
     args: Namespace,
-    part: Part,
+    text: Text,
     limit: int | None,
     told: Callable[[int], None] = lambda tokens: None,
 ) -> tuple[float, int]:
-    """Return the sum of a text's token losses in nats, and how many tokens were predicted.
+    """Return the sum of a text's token losses in nats, and the number of predicted tokens.
 
-    `told` gets that number after each batch.
+    `told` is called with that number after each batch.
 
     Raises:
-        SavedError: the text is shorter than a window, or holds ids that the model has not.
+        SavedError: the text is shorter than a window, or has ids outside of the vocabulary.
     """
     from megatron.inference.load_model import SavedError, batches, watched_step
 
     total, tokens = 0.0, 0
     for batch in batches(
-        windows(ids_of(args, part, limit), args.seq_length), args.micro_batch_size
+        windows(ids_of(args, text, limit), args.seq_length), args.micro_batch_size
     ):
         with watched_step(model, args):
             losses = token_losses(model, batch)
@@ -272,21 +274,21 @@ def measured(
     wanted = min(limit or args.seq_length, args.seq_length)
     if tokens < wanted:
         raise SavedError(
-            f"{part.name} holds {tokens + (tokens > 0)} tokens",
-            f"at least {wanted + 1}, one window and the token behind it",
-            "Name a longer text, or fewer tokens with --tokens",
+            f"{text.name} holds {tokens + (tokens > 0)} tokens",
+            f"at least {wanted + 1}, one window and the token after it",
+            "Use a longer text, or a smaller --tokens",
         )
     return total, tokens
 
 
-def ids_of(args: Namespace, part: Part, limit: int | None) -> Iterator[int]:
-    """Yield a text's token ids, document by document, so that `limit` can be predicted."""
+def ids_of(args: Namespace, text: Text, limit: int | None) -> Iterator[int]:
+    """Yield a text's token ids, document by document, up to `limit` + 1."""
     from megatron.inference.load_model import check_vocabulary
 
     left = None if limit is None else limit + 1
-    for document in part.documents:
+    for document in text.documents:
         some = [int(token) for token in document[:left]]
-        check_vocabulary(args, max(some, default=0), part.name)
+        check_vocabulary(args, max(some, default=0), text.name)
         yield from some
         if left is not None:
             left -= len(some)
@@ -295,10 +297,10 @@ def ids_of(args: Namespace, part: Part, limit: int | None) -> Iterator[int]:
 
 
 def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
-    """Yield stretches of `size` + 1 tokens, the last one maybe shorter.
+    """Yield windows of `size` + 1 tokens; the last one may be shorter.
 
-    Each begins with the last token of the one before: every token is predicted once, but for the
-    first of all.
+    Each begins with the last token of the one before, so every token but the first is predicted
+    once.
     """
     stream = iter(ids)
     window = list(islice(stream, size + 1))
@@ -308,7 +310,7 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def token_losses(model: Any, batch: list[list[int]]) -> Any:
-    """Return the loss of each token but a row's first, in nats, float32: [rows, length - 1]."""
+    """Return the losses of all tokens but a row's first, in nats: float32 [rows, length - 1]."""
     import torch
     from mqo.megatron.device import accelerator_type
 
@@ -319,7 +321,7 @@ def token_losses(model: Any, batch: list[list[int]]) -> Any:
         return model(tokens, positions, None, labels=labels).float()
 
 
-COMMANDS = {"describe": describe, "run": run, "tasks": tasks}
+COMMANDS = {"describe": checkpoint_facts, "run": run, "tasks": tasks}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -1,12 +1,11 @@
-"""How exact the GEMM of each site is, as a run multiplies it: `mqo perf` judges it.
+"""Measure the error of each site's GEMM as a run computes it, for `mqo perf`.
 
     MQO_QUANT_CONFIG=RUN/quant.toml python Megatron-LM/tools/gemm_precision.py RUN/coverage.json OUT
 
-Takes the largest product of each site from a run's coverage, draws its operands, hands them to
-what the patched source calls, multiplies them as it does, and compares with fp64: `total` with the
-product of the operands as they were drawn, `product` with that of the operands as the quantizer
-left them, which is what the multiplication alone adds. Needs nothing of Megatron but mqo/quant
-and mqo/megatron/device of its own tree.
+For the largest product of each site in a run's coverage, it draws random operands, quantizes and
+multiplies them as the patched source does, and compares the result with fp64: `total` with the
+product of the drawn operands, `product` with that of the quantized operands, which is the error of
+the multiplication itself. It imports only mqo/quant and mqo/megatron/device of its tree.
 """
 
 import json
@@ -22,16 +21,16 @@ from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# The error of an element depends on k alone: so many rows, columns and heads show it.
+# The error of an element depends only on k, so these numbers of rows, columns and heads suffice.
 ROWS, HEADS = 256, 8
-# Standard deviations of what is drawn: of weights as they begin, of the rest as it roughly is.
+# Standard deviations of the operands: of initialized weights, and roughly of gradients.
 WEIGHT, GRAD = 0.02, 1e-3
 SEED = 1234
 
 
 def main(coverage: Path, target: Path) -> None:
     """Measure the sites of a run's coverage."""
-    # In the place of this folder, whose coverage.py numba would take for the package.
+    # Remove this folder from the path: numba would import its coverage.py as the package.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     from mqo.megatron.run.untrusted import read_json_object
     from mqo.quant.record import jsonable
@@ -44,17 +43,17 @@ def main(coverage: Path, target: Path) -> None:
 
 
 def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a product a site: that of most FLOPs, of those that are quantized if any is."""
+    """Return one product per site: the one with the most FLOPs, quantized ones first."""
     from mqo.quant.formats import SITES
 
-    found: dict[str, Mapping[str, Any]] = {}
+    chosen: dict[str, Mapping[str, Any]] = {}
     for product in sorted(products, key=lambda p: (p["quant_type"] != "none", p["flops"])):
-        found[product["gemm"]] = product
-    return [found[site] for site in SITES if site in found]
+        chosen[product["gemm"]] = product
+    return [chosen[site] for site in SITES if site in chosen]
 
 
 def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -> dict[str, Any]:
-    """Measure a site's row: the sizes that were multiplied, and both errors."""
+    """Return a site's row: the sizes of the product, and both errors."""
     from mqo.megatron.device import accelerator_type
     from mqo.quant.gemms import gemm_operands
 
@@ -76,7 +75,7 @@ def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -
 
 
 def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw both operands, float32, in the layout that the patched source hands to the site."""
+    """Draw both operands, float32, in the layout in which the patched source passes them."""
     b, m, n, k = (sizes[name] for name in ("batch", "m", "n", "k"))
 
     def draw(*shape: int, scale: float = 1.0) -> Tensor:
@@ -93,11 +92,11 @@ def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tu
             return draw(m, b, k), draw(n, b, k)
         case "pv":
             return draw(b, m, k).softmax(-1), draw(k, b, n)
-    raise ValueError(f"there is no site {site}")
+    raise ValueError(f"unknown site {site}")
 
 
 def multiply(site: str, lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Compute the site's product, by the operation that the patched source runs."""
+    """Compute the site's product with the operation of the patched source."""
     match site:
         case "fprop":
             return torch.matmul(lhs, rhs.t())
@@ -111,7 +110,7 @@ def multiply(site: str, lhs: Tensor, rhs: Tensor) -> Tensor:
 
 
 def error(got: Tensor, exact: Tensor) -> dict[str, float]:
-    """Return ULP of got's dtype at the exact magnitude; Frobenius; SQNR in dB, inf if exact."""
+    """Return errors in ULP of got's dtype, relative (Frobenius), and SQNR in dB, inf if exact."""
     distance = (got.double() - exact).abs()
     ulps = distance / spacing(exact, got.dtype)
     relative = (distance.norm() / exact.norm()).item()
@@ -125,7 +124,7 @@ def error(got: Tensor, exact: Tensor) -> dict[str, float]:
 
 
 def spacing(exact: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the distance of neighboring values of `dtype` at each of `exact`, float64."""
+    """Return the distance of neighboring values of `dtype` at each value of `exact`, float64."""
     facts = torch.finfo(dtype)
     _, exponent = torch.frexp(exact)  # |exact| = mantissa * 2^exponent, mantissa in [0.5, 1)
     power = torch.ldexp(torch.full_like(exact, 0.5), exponent)

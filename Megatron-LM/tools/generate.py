@@ -1,10 +1,10 @@
-"""Goes on with prompts: what `mqo generate` prints.
+"""Generate text after prompts, for `mqo generate`.
 
     python Megatron-LM/tools/generate.py CHECKPOINT FACTS --prompts FILE [options] -- PLATFORM_FLAGS
 
-FILE holds a JSON list of prompts; FACTS is written, JSON. The model is built from the arguments in
-the checkpoint and runs this tree's source with its quant types. A user-correctable error is written
-to the file that MQO_FAILURE names.
+FILE holds a JSON list of prompts; the result is written to FACTS, as JSON. The model is built from
+the arguments in the checkpoint and runs the source of this tree with its quant types. A
+user-correctable error is written to the file that MQO_FAILURE names.
 """
 
 import argparse
@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(argv: list[str]) -> None:
-    """Generate as the arguments say; behind `--` stand those that say what the machine has."""
+    """Generate; the arguments after `--` are Megatron's flags for this machine."""
     at = argv.index("--") if "--" in argv else len(argv)
     given = parser().parse_args(argv[:at])
-    # In the place of this folder, whose coverage.py numba would take for the package.
+    # Remove this folder from the path: numba would import its coverage.py as the package.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     import preflight  # noqa: F401  (checks where megatron comes from)
     from megatron.inference.load_model import write_result_or_exit
@@ -32,23 +32,25 @@ def main(argv: list[str]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the arguments before `--`."""
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("checkpoint", type=Path)
-    made.add_argument("facts", type=Path)
-    made.add_argument("--prompts", type=Path, required=True)
-    made.add_argument("--tokenizer", type=Path, help="by default the training's")
-    made.add_argument("--tokens", type=int, default=64, help="at most, a prompt")
-    made.add_argument("--temperature", type=float, default=0.0)
-    made.add_argument("--top-k", type=int, default=0)
-    made.add_argument("--top-p", type=float, default=1.0)
-    made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--ignore-argument", action="append", default=[], help="unknown argument")
-    made.add_argument("--no-cache", action="store_true", help="compute the whole text each time")
-    return made
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("facts", type=Path)
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--tokenizer", type=Path, help="default: the training's")
+    parser.add_argument("--tokens", type=int, default=64, help="largest number per prompt")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, default=0)
+    parser.add_argument("--top-p", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--ignore-argument", action="append", default=[], help="an unknown argument to ignore"
+    )
+    parser.add_argument("--no-cache", action="store_true", help="recompute all tokens each time")
+    return parser
 
 
 def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Generate what follows each prompt, one after the other."""
+    """Generate the text after each prompt, one prompt at a time."""
     from megatron.inference import load_model
     from megatron.inference.generation import Cached, Choice, Recomputed, generate_tokens
     from mqo.megatron.run.errors import reading
@@ -78,16 +80,16 @@ def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 
 def check_length(args: Namespace, prompt: str, ids: list[int], tokens: int) -> None:
-    """Raise SavedError where a prompt is nothing, or has no room for what shall follow it."""
+    """Raise SavedError if a prompt is empty, or too long for `tokens` more."""
     from megatron.inference.load_model import SavedError
 
     if not ids:
-        raise SavedError(f"The prompt {prompt!r} holds no token", "a text to go on with")
+        raise SavedError(f"The prompt {prompt!r} has no token", "a text to continue")
     if len(ids) + tokens > args.max_position_embeddings:
         raise SavedError(
-            f"A prompt of {len(ids)} tokens and {tokens} more are {len(ids) + tokens}",
-            f"at most {args.max_position_embeddings}, the positions that the model has",
-            "Give a shorter prompt, or a smaller --tokens",
+            f"A prompt of {len(ids)} tokens and {tokens} more are {len(ids) + tokens} tokens",
+            f"at most {args.max_position_embeddings}, the positions of the model",
+            "Use a shorter prompt, or a smaller --tokens",
         )
 
 

@@ -1,10 +1,10 @@
-"""Packs the weights of a folder that transformers loads: `mqo export` runs it.
+"""Pack the weights of a folder that transformers loads, for `mqo export`.
 
     python Megatron-LM/tools/pack.py SOURCE TARGET FACTS [--type TYPE | --config QUANT_TOML]
         [--layout LAYOUT]
 
-SOURCE has config.json and safetensors; TARGET is there, and gets both. What was packed is written
-to FACTS, as JSON; a user-correctable error to the file that MQO_FAILURE names.
+SOURCE has config.json and safetensors; both are written to TARGET, which exists. A summary is
+written to FACTS, as JSON, and a user-correctable error to the file that MQO_FAILURE names.
 """
 
 import argparse
@@ -20,12 +20,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name in ("source", "target", "facts"):
         parser.add_argument(name, type=Path)
-    how = parser.add_mutually_exclusive_group(required=True)
-    how.add_argument("--type")
-    how.add_argument("--config", type=Path)
+    choice = parser.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--type")
+    choice.add_argument("--config", type=Path)
     parser.add_argument("--layout")
     args = parser.parse_args()
-    # In the place of this folder, whose coverage.py numba would take for the package.
+    # Remove this folder from the path: numba would import its coverage.py as the package.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     from megatron.inference.packed.folder import write
     from mqo.megatron.run.errors import InferenceError, leave

@@ -1,8 +1,8 @@
-"""How well every format holds a saved tensor: what `mqo stats` prints.
+"""Measure how well every format represents a saved tensor, for `mqo stats`.
 
-Reads a file of safetensors, a run's dump or any other, and writes JSON to the file that its second
-argument names: the tensors that the file holds, and for each chosen one a row a format, block and
-scale rule. Needs torch and safetensors, and no Megatron beside its own tree's mqo/quant.
+It reads a file of safetensors, such as a run's dump, and writes JSON to the file that its second
+argument names: the tensors in the file, and for each chosen one a row per format, block and scale
+rule. It needs torch and safetensors, and imports only mqo/quant of its tree.
 """
 
 import argparse
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: list[str]) -> None:
     """Measure the tensors that the arguments name."""
-    # In the place of this folder, whose coverage.py numba would take for the package.
+    # Remove this folder from the path: numba would import its coverage.py as the package.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     args = parser().parse_args(argv)
     from mqo.megatron.run.errors import SavedError, leave, reading
@@ -28,14 +28,14 @@ def main(argv: list[str]) -> None:
 
     try:
         with reading():
-            found = jsonable(measured_file(args))
+            facts = jsonable(measured_file(args))
     except SavedError as error:
         leave(error)
-    args.target.write_text(json.dumps(found, allow_nan=False), encoding="utf-8")
+    args.target.write_text(json.dumps(facts, allow_nan=False), encoding="utf-8")
 
 
 def measured_file(args: argparse.Namespace) -> dict[str, Any]:
-    """The tensors that the file holds, and the tables of those that are chosen."""
+    """Return the tensors in the file, and the tables of the chosen ones."""
     from mqo.megatron.run.untrusted import open_safetensors
 
     with open_safetensors(args.file) as file:
@@ -52,17 +52,17 @@ def measured_file(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the parser; without --tensor a file's only tensor is measured, none of several."""
-    made = argparse.ArgumentParser(description=__doc__)
-    made.add_argument("file", type=Path)
-    made.add_argument("target", type=Path)
-    made.add_argument("--tensor", action="append", default=[], metavar="GLOB")
-    made.add_argument("--axis", type=int, help="of mx blocks; by default a dumped operand's, or -1")
-    return made
+    """Return the parser; without --tensor a file is measured only if it has a single tensor."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--tensor", action="append", default=[], metavar="GLOB")
+    parser.add_argument("--axis", type=int, help="block axis; default: a dumped operand's, or -1")
+    return parser
 
 
 def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
-    """Measure the rows of one tensor; a dtype that is not quantized gives none."""
+    """Measure the rows of one tensor; a dtype that cannot be quantized has no rows."""
     from mqo.quant.backend import DTYPES
 
     axis = axis_of(name) if axis is None else axis
@@ -82,20 +82,20 @@ def axis_of(name: str) -> int:
 
 
 def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for every format and every choice that it has, each with its own rounding."""
+    """Yield a row for every format and each of its choices, with the format's default rounding."""
     from mqo.quant.backend import fake_quantize
     from mqo.quant.measurement import Measurement, measure
 
     for spec in specs():
         own = asdict(spec) | ({} if spec.format.is_mx else {"scale_rule": None})
         sums = measure(x, fake_quantize(x, spec, axis=axis), spec, axis)
-        found = Measurement.of(("", "", "", spec.quant_type), sums.flat().tolist())
-        shares = {"underflow": found.underflow, "saturation": found.saturation}
-        yield own | {"sqnr_db": found.sqnr_db} | shares
+        measurement = Measurement.from_sums(("", "", "", spec.quant_type), sums.flat().tolist())
+        shares = {"underflow": measurement.underflow, "saturation": measurement.saturation}
+        yield own | {"sqnr_db": measurement.sqnr_db} | shares
 
 
 def specs() -> Iterator[Any]:
-    """Yield every format with every choice of its own: block and scale rule, tensor scale, tile."""
+    """Yield every format with each of its choices: block and scale rule, tensor scale, tile."""
     from mqo.quant.formats import BLOCK_SIZES, FORMATS, SCALE_RULES
     from mqo.quant.spec import QuantSpec
 

@@ -1,9 +1,9 @@
-"""One forward and backward pass of two small GPTs on the CPU: what `mqo verify` asks of a tree.
+"""Run a forward and backward pass of two small GPTs on the CPU, for `mqo verify`.
 
-One is a Llama in miniature, the other has multi-latent attention.
+One is a small Llama, the other has multi-latent attention.
 
-Belongs to the tree that it lies in, and only reports, as JSON in the file that its argument names;
-`mqo verify` judges. Uses no name that a release since 0.10 lacks.
+It tests the tree that contains it, and writes a report, as JSON, to the file that its argument
+names; `mqo verify` judges it. It uses only names that all releases since 0.10 have.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ LATENT = "latent"
 
 
 def main(target: Path) -> None:
-    """Run the model, and write to `target` what came of it or which package is not installed."""
+    """Run the models, and write the result, or the name of a missing package, to `target`."""
     sys.path.insert(0, str(ROOT))
     try:
         importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
         importlib.import_module("megatron.core.models.gpt.gpt_model")
     except ModuleNotFoundError as error:
-        # A missing module of Megatron's own is a fault of the tree; any other one is the machine's.
+        # A missing module of Megatron is an error of the tree; any other is not installed here.
         if error.name is None or error.name.split(".")[0] in ("megatron", "mqo"):
             raise
         facts: dict[str, Any] = {"lacks": error.name}
@@ -40,7 +40,7 @@ def main(target: Path) -> None:
 def run() -> dict[str, Any]:
     """Return the summed loss in nats, a hash of all gradients, and the quantizers' records.
 
-    `fused_loss` is the same loss by fused attention, None where the types keep it from running.
+    `fused_loss` is the same loss with fused attention, or None if the types rule that out.
     """
     import torch
     from mqo.quant.record import RECORDER
@@ -74,7 +74,7 @@ def run() -> dict[str, Any]:
 
 
 def check_origin() -> None:
-    """Check that Megatron and mqo come from this tree, not from a package beside."""
+    """Check that Megatron and mqo come from this tree, not from an installed package."""
     for name, module in list(sys.modules.items()):
         origin = getattr(module, "__file__", None)
         if name.split(".")[0] in ("megatron", "mqo") and origin is not None:
@@ -82,7 +82,7 @@ def check_origin() -> None:
 
 
 def start() -> None:
-    """Start one process as its own group, with seeds."""
+    """Initialize the process group of one process, and the seeds."""
     import torch
     from megatron.core import parallel_state, tensor_parallel
 
@@ -94,13 +94,13 @@ def start() -> None:
 
 
 def local_spec() -> tuple[str, Callable[..., Any]]:
-    """Return the norm's name, and the function that makes the local spec of a layer with it."""
+    """Return the name of the norm, and the function that makes a local layer spec with it."""
     from megatron.core.models.gpt import gpt_layer_specs
 
     make_spec = gpt_layer_specs.get_gpt_layer_local_spec
     parameters = inspect.signature(make_spec).parameters
     takes_norm = "normalization" in parameters or "kwargs" in parameters
-    # Until 0.11 the local spec is fixed at import: with apex it is a norm that refuses RMSNorm.
+    # Until 0.11 the norm is fixed at import; apex's does not support RMSNorm.
     fixed = getattr(gpt_layer_specs, "LNImpl", None)
     fused = getattr(fixed, "__name__", "") == "FusedLayerNorm"
     normalization = "LayerNorm" if fused and not takes_norm else "RMSNorm"
@@ -113,8 +113,7 @@ def build(configuration: Any, spec: Any, prefix: str = "") -> Any:
     from megatron.core.models.gpt.gpt_model import GPTModel
     from mqo.megatron.layers import label_layers
 
-    # Upstream's own path, which a model without our patches has, too. By name, and not in the
-    # constructor: 0.10 has no such option.
+    # The path of an unpatched model, set as an attribute: 0.10 has no such constructor option.
     configuration.attention_backend = "unfused"
     model = GPTModel(
         configuration,
@@ -128,18 +127,18 @@ def build(configuration: Any, spec: Any, prefix: str = "") -> Any:
 
 
 def llama_configuration(normalization: str) -> Any:
-    """Return a Llama in miniature: grouped queries."""
+    """Return the configuration of a small Llama with grouped queries."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig(num_query_groups=GROUPS, **common(normalization))
 
 
 def latent_configuration(normalization: str) -> Any:
-    """Return multi-latent attention with heads of 16 + 8 for keys, and of 16 for values."""
+    """Return a configuration of multi-latent attention: keys of 16 + 8, values of 16."""
     from megatron.core.transformer.transformer_config import MLATransformerConfig
 
-    # What not every release has: 0.10 makes all positions up to the last one; from 0.19 on the
-    # norms ask which implementation it is.
+    # Not in every release: 0.10 makes all positions up to the last one; since 0.19 the norms read
+    # the implementation.
     some = {"max_position_embeddings": SEQUENCE, "transformer_impl": "local"}
     return MLATransformerConfig(
         q_lora_rank=None,
@@ -154,7 +153,7 @@ def latent_configuration(normalization: str) -> Any:
 
 
 def common(normalization: str) -> dict[str, Any]:
-    """Return what both share: SwiGLU, no biases, nothing fused, no dropout."""
+    """Return the common configuration: SwiGLU, no biases, no fusions, no dropout."""
     import torch
 
     return {
@@ -186,13 +185,13 @@ def mean_loss(model: Any) -> Any:
     text = torch.randint(VOCABULARY, (BATCH, SEQUENCE + 1), generator=generator)
     tokens, labels = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     positions = torch.arange(SEQUENCE).expand(BATCH, -1)
-    # True is what a query may not see.
+    # True is masked.
     mask = torch.ones(SEQUENCE, SEQUENCE, dtype=torch.bool).triu(1)[None, None]
     return model(tokens, positions, mask, labels=labels).mean()
 
 
 def fused_loss(*models: Any) -> float | None:
-    """Compute the summed loss when fused attention is demanded, None where it refuses."""
+    """Compute the summed loss with fused attention; None if that is refused."""
     import torch
     from mqo.megatron.attention.choice import FusedAttentionError
 
@@ -207,18 +206,18 @@ def fused_loss(*models: Any) -> float | None:
 
 
 def linear_layers() -> set[str]:
-    """Return the labels, from the models' shapes, that the linear sites must be recorded under."""
+    """Return the labels under which the linear sites must be recorded, from the models' shapes."""
     mlp = ("mlp.linear_fc1", "mlp.linear_fc2")
     llama = (*mlp, *(f"self_attention.linear_{name}" for name in ("qkv", "proj")))
     names = ("q_proj", "kv_down_proj", "kv_up_proj", "proj")
     latent = (*mlp, *(f"self_attention.linear_{name}" for name in names))
-    found = {f"decoder.layers.{i}.{part}" for i in range(LAYERS) for part in llama}
-    found |= {f"{LATENT}.decoder.layers.{i}.{part}" for i in range(LAYERS) for part in latent}
-    return found | {"output_layer", f"{LATENT}.output_layer"}
+    labels = {f"decoder.layers.{i}.{part}" for i in range(LAYERS) for part in llama}
+    labels |= {f"{LATENT}.decoder.layers.{i}.{part}" for i in range(LAYERS) for part in latent}
+    return labels | {"output_layer", f"{LATENT}.output_layer"}
 
 
 def attention_layers() -> set[str]:
-    """Return the labels that qk and pv must be recorded under."""
+    """Return the labels under which qk and pv must be recorded."""
     names = [f"decoder.layers.{i}.self_attention.core_attention" for i in range(LAYERS)]
     return {*names, *(f"{LATENT}.{name}" for name in names)}
 

@@ -1,10 +1,10 @@
-"""The SHA-256 of every tensor in a checkpoint, for telling whether two hold the same bits.
+"""Write the SHA-256 of every tensor in a checkpoint, to compare checkpoints bit for bit.
 
     python Megatron-LM/tools/weight_digests.py CHECKPOINT/iter_0000008 DIGESTS
 
-Reads what torch_dist wrote, whatever files the tensors lie in: a file's own bytes hold places and
-times, too. Weights and the optimizer's states are tensors; random states and arguments are not.
-Needs no vendored source. A checkpoint that would run code is refused.
+It reads checkpoints of torch_dist. Hashes of the files would not do, since those also contain
+offsets and times. Weights and optimizer states are tensors; random states and arguments are not.
+It needs no vendored source. A checkpoint that would run code is refused.
 """
 
 import hashlib
@@ -20,29 +20,29 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(checkpoint: Path, target: Path) -> None:
-    """Write {name of a tensor: [dtype, shape, SHA-256]} of the folder of an iteration."""
-    # In the place of this folder, whose coverage.py numba would take for the package.
+    """Write {name of a tensor: [dtype, shape, SHA-256]} of an iteration's folder to `target`."""
+    # Remove this folder from the path: numba would import its coverage.py as the package.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     from mqo.megatron.run.checkpoints import CheckpointError
 
     try:
-        found = digests(checkpoint)
+        table = digests(checkpoint)
     except (CheckpointError, OSError) as error:
         sys.exit(str(error))
-    target.write_text(json.dumps(found, indent=1), encoding="utf-8")
+    target.write_text(json.dumps(table, indent=1), encoding="utf-8")
 
 
 def digests(folder: Path) -> dict[str, list]:
-    """Return {name: [dtype, shape, SHA-256]}; one tensor at a time is in memory.
+    """Return {name: [dtype, shape, SHA-256]}; only one tensor at a time is in memory.
 
     Raises:
         CheckpointError: the index is damaged, or would run code.
     """
     from mqo.megatron.run.unpickle import (
-        typed_errors,  # and mqo.megatron.run has torch run no foreign code
+        typed_errors,  # importing mqo.megatron.run stops torch from running foreign code
     )
 
-    found = {}
+    result = {}
     with typed_errors():
         index = FileSystemReader(folder).read_metadata().state_dict_metadata
         for name, about in sorted(index.items()):
@@ -50,8 +50,8 @@ def digests(folder: Path) -> dict[str, list]:
                 tensor = torch.empty(about.size, dtype=about.properties.dtype)
                 load({name: tensor}, storage_reader=FileSystemReader(folder), no_dist=True)
                 digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data)
-                found[name] = [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
-    return found
+                result[name] = [str(tensor.dtype), list(tensor.shape), digest.hexdigest()]
+    return result
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ PHRASES = re.compile(
 # What is left, by folder or file. A limit may only fall.
 LIMITS = {
     "tools": 38,
-    "Megatron-LM": 20,
+    "Megatron-LM": 1,
     "patches": 0,
     "benchmarks": 0,
     "docs": 1,

@@ -1,12 +1,12 @@
-"""Context parallelism (CP): every sequence is cut, and so are all activations.
+"""Context parallelism (CP): every sequence is split, and so are all activations.
 
     .venv/bin/python Megatron-LM/examples/parallelism/cp.py
 
-All layers but one work on a token at a time, and do not mind. Attention does: a query needs the
-keys and values of all tokens before it. Here every rank gathers them, and computes its own queries'
-rows. Causal rows differ in length, so a rank gets two chunks, an early one and a late one: chunks
-r and 2n-1-r of 2n, which cost the same for every r. All weights are on every rank: the gradients
-are averaged as in data parallelism, over the same ranks.
+Only attention is affected: all other layers work on each token separately, but a query needs the
+keys and values of all tokens before it. Here every rank gathers them, and computes the rows of its
+own queries. Causal rows differ in length, so a rank gets an early and a late chunk: chunks r and
+2n-1-r of 2n, which cost the same for every r. Every rank has all weights, and gradients are
+averaged over these ranks as in data parallelism.
 """
 
 import torch
@@ -64,7 +64,7 @@ def one_process() -> tuple[world.Tensors, ...]:
 
 
 def spans(positions: list[int]) -> str:
-    """Return positions in two runs as text: 0-15, 48-63."""
+    """Format positions that form two ranges: 0-15, 48-63."""
     half = len(positions) // 2
     return ", ".join(f"{run[0]}-{run[-1]}" for run in (positions[:half], positions[half:]))
 
@@ -76,7 +76,7 @@ def demo() -> None:
         group = parallel_state.get_context_parallel_group()
         model = gpt(group.size())
         world.load(model, whole)
-        # Its gradients are averaged over data- and context-parallel ranks: one group to it.
+        # DDP averages gradients over data- and context-parallel ranks, which are one group to it.
         model = DistributedDataParallel(model.config, DistributedDataParallelConfig(), model)
         mine = get_batch_on_this_cp_rank(text(), is_hybrid_cp=False, cp_group=group)
         positions = mine["position_ids"][0].tolist()

@@ -1,12 +1,12 @@
-"""Data parallelism (DP), with the distributed optimizer: the batch is cut, and Adam's memory.
+"""Data parallelism (DP) with the distributed optimizer: the batch and Adam's state are split.
 
     .venv/bin/python Megatron-LM/examples/parallelism/dp.py
 
 Every rank has all weights and its own sequences. Backward fills one flat buffer of gradients. Plain
-DP all-reduces it, and then every rank does the same optimizer step. The distributed optimizer cuts
-that in two: a reduce-scatter gives each rank the mean gradient of its part of the buffer, the rank
-steps this part alone, with Adam's state for no more than it, and an all-gather brings all
-weights back to all ranks. The bytes are the same, the optimizer's memory is one part.
+DP all-reduces it, and then every rank does the same optimizer step. The distributed optimizer
+splits that in two: a reduce-scatter gives each rank the mean gradient of its part of the buffer,
+the rank updates only this part and keeps Adam's state only for it, and an all-gather sends the
+updated weights to all ranks. It sends as many bytes, but a rank stores only its part of the state.
 """
 
 import torch
@@ -23,7 +23,7 @@ HIDDEN, BATCH, STEPS, RATE, CLIP = 64, 8, 3, 1e-3, 0.05
 
 
 class Mlp(MegatronModule):
-    """Plain torch layers; Megatron's module class brings the configuration that DDP asks for."""
+    """Plain torch layers; Megatron's module class has the configuration that DDP needs."""
 
     def __init__(self) -> None:
         super().__init__(world.config(hidden_size=HIDDEN))
@@ -79,7 +79,7 @@ def train_step(
 
 
 def held(model: DistributedDataParallel, optimizer: MegatronOptimizer) -> list[str]:
-    """Say what of it is whole, and what is this rank's part."""
+    """Return a line for each kind of data: the share of this rank."""
     (buffer,) = model.buffers
     group = parallel_state.get_data_parallel_group()
     share = BATCH // group.size()

@@ -3,9 +3,9 @@
     .venv/bin/python Megatron-LM/examples/parallelism/edp.py
 
 4 ranks, EP 2: ranks 0 and 1 together hold all experts, and ranks 2 and 3 hold them again. Tokens
-travel within such a pair. The copies of an expert (on ranks 0 and 2, or 1 and 3) are data-parallel
-to each other: their gradients are added over that group, those of the rest over all 4 ranks. Both
-sums are divided by 4, since an expert has seen the tokens of its whole pair, not of its rank alone.
+travel within such a pair. The copies of an expert (on ranks 0 and 2, or 1 and 3) are data-parallel:
+their gradients are summed over that group, all other gradients over all 4 ranks. Both sums are
+divided by 4, since an expert sees the tokens of both ranks of its pair.
 """
 
 import torch
@@ -19,7 +19,7 @@ EXPERT_RANKS, RATE = 2, 0.1
 
 
 def buffers(model: DistributedDataParallel) -> list[str]:
-    """Describe DDP's flat buffers of gradients: experts have their own, with a group of its own."""
+    """Return a line for each flat gradient buffer of DDP; experts have their own, and a group."""
     kinds = {"experts": model.expert_parallel_buffers, "rest": model.buffers}
     return [
         f"{kind:8} {buffer.grad_data.numel():>7,} gradients, added over "
@@ -30,7 +30,7 @@ def buffers(model: DistributedDataParallel) -> list[str]:
 
 
 def copies_differ(model: torch.nn.Module) -> float:
-    """Return the largest difference of this rank's experts to their first copy: 0 is bit-equal."""
+    """Return the largest difference between this rank's experts and their first copy."""
     group = parallel_state.get_expert_data_parallel_group()
     first = distributed.get_process_group_ranks(group)[0]
 
@@ -54,14 +54,14 @@ def demo() -> None:
         mine = sequences().chunk(everyone.size(), dim=1)[everyone.rank()]
         loss = model(mine)
         loss.backward()
-        with world.Wire() as wire:  # what travels before is ep.py's subject
+        with world.Wire() as wire:  # ep.py shows what is sent before
             model.finish_grad_sync()
         for weight in model.parameters():
             weight.data -= RATE * weight.main_grad
 
         experts = model.module.mixture.local_expert_indices
-        said = f"experts {experts} of {EXPERTS}, {mine.size(1)} of {SEQUENCES} sequences"
-        world.say("holds", [said, *buffers(model)])
+        share = f"experts {experts} of {EXPERTS}, {mine.size(1)} of {SEQUENCES} sequences"
+        world.say("holds", [share, *buffers(model)])
         world.say("sends after backward", wire.lines())
         world.say(
             "a copy of an expert differs after the step", [f"by {copies_differ(model.module)}"]

@@ -1,11 +1,11 @@
-"""Expert parallelism (EP): the experts of a mixture are shared out, and tokens travel to them.
+"""Expert parallelism (EP): each rank holds some experts of a mixture, and tokens are sent to them.
 
     .venv/bin/python Megatron-LM/examples/parallelism/ep.py
 
-The model is in moe_model.py. A rank routes its own tokens. It sends each to the ranks that hold
-the experts chosen for it, in one all-to-all, and gets the outputs back in a second one; backward
-sends the gradients the same ways. How much is sent to whom is up to the router, so the ranks first
-tell each other the counts. The rest of the model is data-parallel.
+The model is in moe_model.py. A rank routes its own tokens. One all-to-all sends each token to the
+ranks that hold its experts, a second one returns the outputs, and the backward pass sends the
+gradients along the same paths. The router decides how much is sent where, so the ranks exchange the
+counts first. The rest of the model is data-parallel.
 """
 
 import torch

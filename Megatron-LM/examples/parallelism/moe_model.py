@@ -1,10 +1,10 @@
-"""A small mixture-of-experts model of our own, which ep.py and edp.py train: not a GPTModel.
+"""A small mixture-of-experts model, not a GPTModel, that ep.py and edp.py train.
 
     token -> embedding -> norm -> router -> 2 of 4 experts -> sum, weighted -> + -> head -> loss
                       \\____________________________________________________/
 
-Megatron brings the mixture (router, dispatch of tokens, experts), we what stands around it. There
-is no attention: a model that guesses the next token from this one alone shows the same traffic.
+The mixture (router, dispatch of tokens, experts) is Megatron's, the rest is defined here. Attention
+is left out: a model that predicts the next token only from this one has the same traffic.
 """
 
 import re
@@ -26,7 +26,7 @@ VOCABULARY, SEQUENCE, SEQUENCES, HIDDEN, EXPERTS, CHOSEN = 64, 16, 8, 64, 4, 2
 
 
 class MoeModel(MegatronModule):
-    """Next-token logits from single tokens; builds the experts of this rank alone."""
+    """Next-token logits from single tokens; builds only the experts of this rank."""
 
     def __init__(self) -> None:
         config = world.config(
@@ -35,7 +35,7 @@ class MoeModel(MegatronModule):
             num_moe_experts=EXPERTS,
             moe_ffn_hidden_size=2 * HIDDEN,
             moe_router_topk=CHOSEN,
-            # A balancing loss is taken of each rank's own tokens: not the one of one process.
+            # Each rank computes a balancing loss of its own tokens, unlike one process.
             moe_router_load_balancing_type="none",
             moe_token_dispatcher_type="alltoall",
             expert_model_parallel_size=parallel_state.get_expert_model_parallel_world_size(),
@@ -52,8 +52,8 @@ class MoeModel(MegatronModule):
         self.mixture.router.register_forward_hook(self._count)
         self.to(accelerator_type())
 
-    def _count(self, router: torch.nn.Module, args: tuple, made: tuple[Tensor, Tensor]) -> None:
-        _, chosen = made  # [tokens, experts], True where an expert is chosen
+    def _count(self, router: torch.nn.Module, args: tuple, output: tuple[Tensor, Tensor]) -> None:
+        _, chosen = output  # [tokens, experts], True where an expert is chosen
         self.routed = chosen.sum(0).tolist()
 
     def forward(self, text: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def whole_name(name: str) -> str:
 
 
 def of_this_rank(model: torch.nn.Module, whole: world.Tensors) -> world.Tensors:
-    """Return what of the whole model's tensors the rank's model has, under the rank's names."""
+    """Select the tensors of the whole model that this rank's model has, under the rank's names."""
     return {name: whole[whole_name(name)] for name, _ in model.named_parameters()}
 
 

@@ -1,11 +1,11 @@
-"""Pipeline parallelism (PP): the layers are cut into stages, and a batch into micro-batches.
+"""Pipeline parallelism (PP): the layers are split into stages, and a batch into micro-batches.
 
     .venv/bin/python Megatron-LM/examples/parallelism/pp.py
 
-A stage sends what its last layer makes to the next one, and the gradient of what it got back to the
-one before. While one micro-batch is on its way, a stage works on others. Megatron's schedule is
-1F1B: a stage runs forward just far enough ahead to keep the later ones busy, then one forward and
-one backward in turn, so that it holds the activations of few micro-batches, not of all.
+A stage sends its output to the next stage, and the gradient of its input to the one before. While
+one micro-batch is in transit, a stage works on others. Megatron's schedule is 1F1B: a stage runs
+just enough forward passes to keep the later stages busy, then alternates one forward and one
+backward pass, so that it holds the activations of only a few micro-batches.
 """
 
 from collections.abc import Iterator
@@ -26,22 +26,22 @@ Batch = tuple[int, Tensor, Tensor]
 
 
 class Stage(MegatronModule):
-    """Some consecutive layers: all of them, where there is one stage."""
+    """Some consecutive layers; all of them if there is one stage."""
 
-    model_type = ModelType.encoder_or_decoder  # which the schedule asks for
+    model_type = ModelType.encoder_or_decoder  # the schedule reads it
 
     def __init__(self) -> None:
         super().__init__(world.config(hidden_size=HIDDEN, pipeline_dtype=torch.float32))
         stage = parallel_state.get_pipeline_model_parallel_rank()
         share = LAYERS // parallel_state.get_pipeline_model_parallel_world_size()
-        # Named by their place in the whole model, so that weights are found by name.
+        # Named by their index in the whole model, so that weights are found by name.
         mine = range(stage * share, (stage + 1) * share)
         self.layers = torch.nn.ModuleDict({str(i): torch.nn.Linear(HIDDEN, HIDDEN) for i in mine})
         self.received: Tensor | None = None
         self.to(accelerator_type())
 
     def set_input_tensor(self, received: list[Tensor | None]) -> None:
-        """Take what the schedule got from the stage before: None on the first."""
+        """Store what the schedule received from the stage before: None on the first."""
         (self.received,) = received
 
     def forward(self, x: Tensor) -> Tensor:
@@ -60,24 +60,24 @@ def batches() -> Iterator[Batch]:
 
 
 def forward(order: list[str], data: Iterator[Batch], stage: Stage) -> tuple:
-    """Return a micro-batch's output, and how it becomes a loss, to the schedule.
+    """Return a micro-batch's output and its loss function, for the schedule.
 
-    The schedule uses the second on the last stage only. `order` notes when each part runs.
+    The schedule calls the loss function only on the last stage. `order` records the passes.
     """
     number, x, y = next(data)
     order.append(f"F{number}")
-    made = stage(x)
-    made.register_hook(lambda grad: order.append(f"B{number}"))
+    hidden = stage(x)
+    hidden.register_hook(lambda grad: order.append(f"B{number}"))
 
     def loss(output: Tensor) -> tuple[Tensor, Tensor]:
         mean = mse_loss(output, y)
         return mean, mean.detach().clone()
 
-    return made, loss
+    return hidden, loss
 
 
 def step(stage: Stage, order: list[str]) -> tuple[world.Tensors, world.Tensors]:
-    """Return the losses of all micro-batches, on the last stage, and the stage's mean gradients."""
+    """Return the micro-batches' losses (on the last stage), and the stage's mean gradients."""
     losses = get_forward_backward_func()(
         forward_step_func=partial(forward, order),
         data_iterator=batches(),
@@ -91,13 +91,13 @@ def step(stage: Stage, order: list[str]) -> tuple[world.Tensors, world.Tensors]:
 
 
 def one_process() -> tuple[world.Tensors, ...]:
-    """Make the same call on one stage of all layers: the schedule is then a plain loop."""
+    """Run the same step on one stage with all layers: the schedule is then a plain loop."""
     whole = Stage()
     return world.weights_of(whole), *step(whole, [])
 
 
 def in_flight(order: list[str]) -> int:
-    """Return the most micro-batches whose activations are held: forward, and not yet backward."""
+    """Return the largest number of micro-batches that ran forward and not yet backward."""
     ahead = [sum(1 if part[0] == "F" else -1 for part in order[: i + 1]) for i in range(len(order))]
     return max(ahead)
 

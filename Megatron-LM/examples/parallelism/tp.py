@@ -2,9 +2,9 @@
 
     .venv/bin/python Megatron-LM/examples/parallelism/tp.py
 
-An MLP is  y = gelu(x A) B.  Cut A by columns and B by the same rows: then gelu(x A_r) B_r needs
-nothing of another rank, and the parts add up to y. That is one all-reduce forward, and one
-backward for the gradient of x, which every rank's columns contribute to.
+An MLP is  y = gelu(x A) B.  Split A by columns and B by the same rows: then gelu(x A_r) B_r needs
+no data of other ranks, and the parts sum to y. That is one all-reduce forward, and one backward
+for the gradient of x, to which the columns of every rank contribute.
 """
 
 from typing import Any
@@ -21,13 +21,13 @@ TOKENS, HIDDEN, FFN = 32, 64, 320
 
 
 class Mlp(torch.nn.Module):
-    """Written once: alone it is whole, on several ranks each builds its part."""
+    """An MLP; with several ranks, each builds its part."""
 
     def __init__(self) -> None:
         super().__init__()
         config = world.config(hidden_size=HIDDEN, ffn_hidden_size=FFN)
         both = {"config": config, "init_method": config.init_method, "skip_bias_add": False}
-        # gather_output=False and input_is_parallel=True: between the two nothing is sent.
+        # gather_output=False, input_is_parallel=True: nothing is sent between the two layers.
         self.up = ColumnParallelLinear(HIDDEN, FFN, bias=True, gather_output=False, **both)
         self.down = RowParallelLinear(FFN, HIDDEN, bias=True, input_is_parallel=True, **both)
         self.to(accelerator_type())
@@ -58,13 +58,13 @@ def cut(name: str, whole: Tensor) -> Tensor:
     """
     ranks = parallel_state.get_tensor_model_parallel_world_size()
     dim = {"up.weight": 0, "up.bias": 0, "down.weight": 1}.get(name)
-    if dim is None:  # the bias of `down` is added behind the sum, and whole on every rank
+    if dim is None:  # the bias of `down` is added after the sum, and whole on every rank
         return whole
     return whole.chunk(ranks, dim)[parallel_state.get_tensor_model_parallel_rank()]
 
 
 def held(model: Mlp, whole: world.Tensors) -> list[str]:
-    """Say which channels this rank has, and each part's shape."""
+    """Return the lines that say which channels this rank holds, and the shape of each part."""
     share = FFN // parallel_state.get_tensor_model_parallel_world_size()
     first = parallel_state.get_tensor_model_parallel_rank() * share
     return [f"channels {first}-{first + share - 1} of {FFN}"] + [
@@ -74,7 +74,7 @@ def held(model: Mlp, whole: world.Tensors) -> list[str]:
 
 
 def one_process() -> tuple[world.Tensors, ...]:
-    """Return the weights that the parts are cut from, and what a step with them gives."""
+    """Return the whole weights, and the loss and gradients of a step."""
     model = Mlp()
     return world.weights_of(model), *step(model, world.Wire())
 

@@ -1,6 +1,6 @@
-"""What the six demos share: processes, a record of what is sent, printing, the comparison.
+"""Shared code of the six demos: processes, a record of all messages, printing, the comparison.
 
-Import it before any `megatron.core`: it makes this tree's the one that is found.
+Import it before any `megatron.core`, so that the one of this tree is imported.
 """
 
 import logging
@@ -21,7 +21,7 @@ from torch.multiprocessing import ProcessExitedException, start_processes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-# Of optional packages that no demo needs, and torch's news about names that Megatron uses.
+# Warnings of optional packages that no demo needs, and of names that Megatron uses.
 warnings.filterwarnings("ignore", category=UserWarning, module="megatron")
 warnings.filterwarnings("ignore", category=FutureWarning)
 logging.getLogger("megatron").setLevel(logging.ERROR)
@@ -32,9 +32,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from mqo.megatron.device import HAS_CUDA, accelerator, accelerator_type
 
 Tensors = dict[str, Tensor]
-Made = TypeVar("Made")
-# fp32 rounds an operation by up to 6e-8, and sums in another order add up several of those: 6e-7 is
-# the most that was seen. What a demo would get wrong is wrong by 1e-3 or more.
+T = TypeVar("T")
+# fp32 rounds each operation by up to 6e-8, and a sum in another order adds several such errors: the
+# largest seen is 6e-7. A mistake in a demo causes errors of 1e-3 or more.
 TOLERANCE = 5e-6
 COLLECTIVES = {
     "allreduce": "all-reduce",
@@ -50,24 +50,24 @@ COLLECTIVES = {
 
 
 def run(demo: Callable[[], None], processes: int) -> None:
-    """Run `demo` in so many processes, or in those that torchrun has started.
+    """Run `demo` in `processes` processes, or in those that torchrun has started.
 
-    Leaves with 1 where a process did: where the demo does not equal one process.
+    Exit with 1 if a process does: if the demo's results differ from those of one process.
     """
     if "RANK" in os.environ:
         _process(int(os.environ["RANK"]), demo, int(os.environ["WORLD_SIZE"]), "env://")
         return
     if HAS_CUDA and torch.cuda.device_count() < processes:
-        sys.exit(f"{processes} GPUs are needed. Without: CUDA_VISIBLE_DEVICES= {sys.argv[0]}")
+        sys.exit(f"{processes} GPUs are needed. For the CPU: CUDA_VISIBLE_DEVICES= {sys.argv[0]}")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as folder:
         arguments = (demo, processes, f"file://{folder}/store")
-        # A fork has all its imports done; CUDA does not survive one.
+        # A fork skips the imports; CUDA does not work in a fork.
         method = "spawn" if HAS_CUDA else "fork"
         started = start_processes(
             _process, arguments, nprocs=processes, start_method=method, join=False
         )
-        # Not before: Python loses what is raised while it forks.
+        # Only now: Python loses an exception that is raised during a fork.
         for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(stop, lambda number, _: sys.exit(128 + number))
         try:
@@ -77,7 +77,7 @@ def run(demo: Callable[[], None], processes: int) -> None:
             sys.exit(error.exit_code)
         finally:
             for process in started.processes:
-                process.kill()  # those that have ended are none the worse for it
+                process.kill()  # no effect on a process that has ended
                 process.join()
 
 
@@ -96,7 +96,7 @@ def _process(rank: int, demo: Callable[[], None], processes: int, meeting: str) 
 
 @contextmanager
 def groups(**sizes: int) -> Iterator[None]:
-    """Make Megatron's process groups: `tensor_model_parallel_size=2`, and what else it takes."""
+    """Make Megatron's process groups; `sizes` as `tensor_model_parallel_size=2`."""
     parallel_state.initialize_model_parallel(**sizes)
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     try:
@@ -105,17 +105,17 @@ def groups(**sizes: int) -> Iterator[None]:
         parallel_state.destroy_model_parallel()
 
 
-def alone(reference: Callable[[], Made]) -> Made:
-    """Return what `reference` makes alone: each rank runs all of it, and nothing is sent."""
+def alone(reference: Callable[[], T]) -> T:
+    """Return the result of `reference` on one process: each rank runs it, and sends nothing."""
     with groups(), Wire() as wire:
         torch.manual_seed(1)
-        made = reference()
+        result = reference()
     assert not wire.sent, f"the reference sent {wire.lines()}"
-    return made
+    return result
 
 
 def config(**more: Any) -> TransformerConfig:
-    """Return what every demo's layers are built from: small, fp32, no dropout, nothing fused."""
+    """Return the configuration of the demos: small, fp32, no dropout, nothing fused."""
     chosen: dict[str, Any] = {
         "num_layers": 1,
         "hidden_size": 64,
@@ -142,7 +142,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 
 class Wire(TorchDispatchMode):
-    """Sees every collective that runs under it: no demo says of itself what it sends."""
+    """Record every collective in its block, so that no demo reports its own messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,30 +159,30 @@ class Wire(TorchDispatchMode):
 
     def _note(self, operation: str, args: tuple) -> None:
         name = next((COLLECTIVES[c] for c in COLLECTIVES if c in operation), None)
-        if name is None:  # what receives
+        if name is None:  # an operation that receives
             return
-        # The group comes right behind the tensors that are handed in.
-        place = next(i for i, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
-        handed_in = args[place - 1] if isinstance(args[place - 1], list) else [args[place - 1]]
+        # The group is the argument after the tensors.
+        index = next(i for i, arg in enumerate(args) if isinstance(arg, torch.ScriptObject))
+        handed_in = args[index - 1] if isinstance(args[index - 1], list) else [args[index - 1]]
         size = sum(tensor.nbytes for tensor in handed_in)
-        group = distributed.ProcessGroup.unbox(args[place])
+        group = distributed.ProcessGroup.unbox(args[index])
         ranks = distributed.get_process_group_ranks(group)
-        if len(ranks) == 1:  # a group of its own: nobody is there to get it
+        if len(ranks) == 1:  # nothing is sent in a group of one rank
             return
-        where = f"to rank {ranks[args[place + 1]]}" if name == "send" else f"over {ranks}"
+        where = f"to rank {ranks[args[index + 1]]}" if name == "send" else f"over {ranks}"
         self.sent[self.phase, f"{name:14} {where:17} {size:>7,} bytes"] += 1
 
     def lines(self) -> list[str]:
         """Return a line for each kind of message, in the order of their first."""
         width = max((len(phase) for phase, _ in self.sent), default=0)
-        return [f"{phase:{width}}  {n} x {what}".strip() for (phase, what), n in self.sent.items()]
+        return [f"{phase:{width}}  {n} x {text}".strip() for (phase, text), n in self.sent.items()]
 
 
 # -- printing and the comparison ---------------------------------------------------------------
 
 
 def say(title: str, lines: list[str]) -> None:
-    """Print every rank's lines in rank order, and only once what all of them say."""
+    """Print every rank's lines in rank order; print lines that all ranks share only once."""
     every = gathered(lines)
     if distributed.get_rank() == 0:
         print(f"\n{title}")
@@ -194,7 +194,7 @@ def say(title: str, lines: list[str]) -> None:
         sys.stdout.flush()
 
 
-def gathered(own: Made) -> list[Made]:
+def gathered(own: T) -> list[T]:
     """Return every rank's object, in rank order."""
     every: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(every, own)
@@ -202,7 +202,7 @@ def gathered(own: Made) -> list[Made]:
 
 
 def load(model: torch.nn.Module, weights: Tensors) -> None:
-    """Give every weight of the model its value by name."""
+    """Set every weight of the model, by name."""
     for name, weight in model.named_parameters():
         weight.data.copy_(weights[name])
 
@@ -222,7 +222,7 @@ def deviation(ours: Tensors, theirs: Tensors) -> float:
 
 
 def agree(**pairs: tuple[Tensors, Tensors]) -> None:
-    """Print the largest deviation of any rank's pair; leave with 1 where it is above TOLERANCE."""
+    """Print the largest deviation of any rank's pairs; exit with 1 if it exceeds TOLERANCE."""
     every = gathered({name: deviation(*pair) for name, pair in pairs.items()})
     largest = {name: torch.tensor([each[name] for each in every]).max() for name in pairs}
     equal = all(value <= TOLERANCE for value in largest.values())  # NaN is not

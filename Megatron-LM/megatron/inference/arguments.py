@@ -11,16 +11,16 @@ def add_modelopt_args(parser: ArgumentParser) -> ArgumentParser:
     group.add_argument(
         "--export-kd-teacher-load",
         metavar="FOLDER",
-        help="the teacher's checkpoints; model_config.yaml there says what it is, else they do",
+        help="the teacher's checkpoints; model_config.yaml there, if any, describes its model",
     )
     group.add_argument(
         "--export-kd-cfg",
         metavar="FILE",
-        help="YAML: which layers are compared, and how the losses add up; default: logits alone",
+        help="YAML: the compared layers and the weights of losses; default: only the logits",
     )
     group.add_argument(
         "--export-kd-finalize",
         action="store_true",
-        help="build the student alone, as it was before its distillation",
+        help="build only the student, without the modules that its distillation added",
     )
     return parser

@@ -1,4 +1,4 @@
-"""The arguments that a checkpoint was written with, by any program."""
+"""Read the arguments in a checkpoint, for any program."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -19,25 +19,25 @@ from mqo.megatron.run.untrusted import Limit, check_file
 
 
 def check_format(folder: Path) -> None:
-    """SavedError unless torch_dist wrote an iteration's folder."""
+    """Raise SavedError unless torch_dist wrote an iteration's folder."""
     with reading():
         check_file(folder / FORMAT_FILE, Limit.RECORD)
     try:
         known = dist_checkpointing.check_is_distributed_checkpoint(str(folder))
-    except Exception as error:  # whatever reading a damaged metadata.json raises
+    except Exception as error:  # a damaged metadata.json can raise anything
         raise SavedError(
-            f"{folder / FORMAT_FILE} cannot be read: {error}", "a whole checkpoint"
+            f"{folder / FORMAT_FILE} cannot be read: {error}", "a complete checkpoint"
         ) from error
     if not known:
-        raise SavedError(f"{folder} is no checkpoint", "one that torch_dist wrote")
+        raise SavedError(f"{folder} is not a checkpoint", "a folder that torch_dist wrote")
 
 
 def common_state(folder: Path) -> dict[str, Any]:
-    """The entries of an iteration's folder that are not tensors.
+    """Return the entries of an iteration's folder that are not tensors.
 
     Raises:
-        CheckpointError: it would run code.
-        SavedError: it cannot be read.
+        CheckpointError: the checkpoint would run code.
+        SavedError: the checkpoint cannot be read.
     """
     with_group()
     check_metadata(folder)
@@ -48,17 +48,17 @@ def common_state(folder: Path) -> dict[str, Any]:
     except CheckpointError:
         raise
     except Exception as error:  # a damaged pickle can raise anything
-        raise SavedError(f"{folder} cannot be read: {error}", "a whole checkpoint") from error
+        raise SavedError(f"{folder} cannot be read: {error}", "a complete checkpoint") from error
 
 
 def read_args(folder: Path) -> Namespace:
-    """The arguments that an iteration's folder was written with; raises what `common_state` does.
+    """Return the arguments in an iteration's folder; raise what `common_state` raises.
 
-    Names of older releases are translated. SavedError if it has none, too.
+    Names of older releases are translated. Also raise SavedError if it has no arguments.
     """
     state = common_state(folder)
     if not isinstance(state.get("args"), Namespace):
-        raise SavedError(f"{folder} says nothing of its model", "a checkpoint of a training")
+        raise SavedError(f"{folder} does not describe its model", "a checkpoint of a training")
     args = Namespace()
     vars(args).update(with_names_of_this_release(vars(state["args"])))
     return args

@@ -1,4 +1,4 @@
-"""What is read of checkpoints: ModelOpt's state, and the weights of a distillation's teacher."""
+"""Read checkpoints: ModelOpt's state, and the weights of a distillation's teacher."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -24,17 +24,17 @@ FUSED_NORMS = {
     ".mlp.linear_fc1.layer_norm_": ".pre_mlp_layernorm.",
 }
 WRAPPER = "module."
-# Upstream's arguments, to read the weights of a checkpoint and nothing else of it.
-WEIGHTS_ALONE: dict[str, bool | None]
-WEIGHTS_ALONE = {"finetune": True, "no_load_optim": True, "no_load_rng": True}
-WEIGHTS_ALONE |= {"pretrained_checkpoint": None, "exit_on_missing_checkpoint": True}
+# Upstream's arguments to read only the weights of a checkpoint.
+WEIGHTS_ONLY: dict[str, bool | None]
+WEIGHTS_ONLY = {"finetune": True, "no_load_optim": True, "no_load_rng": True}
+WEIGHTS_ONLY |= {"pretrained_checkpoint": None, "exit_on_missing_checkpoint": True}
 
 
 def checkpoint_folder(load_dir: str | Path) -> Path | None:
-    """Return the folder of the newest checkpoint in `load_dir`, or of NeMo's; None without."""
+    """Return the folder of the newest checkpoint in `load_dir`, or NeMo's; None without one."""
     folder = Path(load_dir)
-    found = loaded(folder) if (folder / TRACKER).is_file() else folder / NEMO_WEIGHTS
-    return found if found.is_dir() else None
+    checkpoint = loaded(folder) if (folder / TRACKER).is_file() else folder / NEMO_WEIGHTS
+    return checkpoint if checkpoint.is_dir() else None
 
 
 def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def load_modelopt_state(load_dir: str | Path) -> dict[str, Any]:
 
 
 def read_arguments(load_dir: str | Path) -> dict[str, Any]:
-    """Read the arguments that the newest checkpoint was trained with; {} where it holds none."""
+    """Read the arguments in the newest checkpoint; {} if it has none."""
     checkpoint = checkpoint_folder(load_dir)
     if checkpoint is None or not (checkpoint / FORMAT_FILE).is_file():
         return {}
@@ -55,14 +55,14 @@ def read_arguments(load_dir: str | Path) -> dict[str, Any]:
 
 
 def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
-    """Load the weights of its newest checkpoint into `teacher`, whatever that was split into.
+    """Load the weights of its newest checkpoint, of any layout, into `teacher`.
 
-    `args` are upstream's global ones; they name the folder, and are as before afterwards.
+    `args` are upstream's global arguments; they name the folder, and are restored afterwards.
     """
     accept_other_names(teacher)
     with _as_for_finetuning(args), typed_errors():
         load_checkpoint([teacher], None, None, load_arg=TEACHER_ARG)
-    # What the teacher was quantized as says nothing of the student.
+    # The quant types of the teacher do not apply to the student.
     mqo.megatron.hooks.note_checkpoint(Namespace())
     return teacher
 
@@ -70,7 +70,7 @@ def load_teacher(teacher: nn.Module, args: Namespace) -> nn.Module:
 def accept_other_names(model: nn.Module) -> None:
     """Let `model` load weights with a wrapper's names, or with Transformer Engine's.
 
-    A weight is renamed only if the model has none of that name. The names in sharded checkpoints
+    A weight is renamed only if the model has no weight of that name. Names in sharded checkpoints
     fit any model; those in checkpoints with one file per rank do not.
     """
     own = set(model.state_dict())
@@ -95,9 +95,9 @@ def _own_name(name: str) -> str:
 
 @contextmanager
 def _as_for_finetuning(args: Namespace) -> Iterator[None]:
-    """Load only weights, from the given folder, without resuming its run."""
+    """In this block, load only weights from the given folder, without resuming its run."""
     before = dict(vars(args))
-    vars(args).update(WEIGHTS_ALONE, ckpt_step=None)
+    vars(args).update(WEIGHTS_ONLY, ckpt_step=None)
     try:
         yield
     finally:

@@ -1,11 +1,11 @@
-"""Quantized models for other programs: ModelOpt's unified checkpoint, TensorRT-LLM's, and plain.
+"""Export quantized models: ModelOpt's unified checkpoint, TensorRT-LLM's, and plain weights.
 
-ModelOpt's exporter walks the model and knows the names. Its own tensors of a fused layer are right
-for one scale a layer (FP8) only: it refuses or drops the scales of SmoothQuant and AWQ, fails for
-one scale a row, and writes no configuration for INT8 and INT4. All these are written here.
+ModelOpt's exporter walks the model and maps the names. Its tensors of a fused layer are only right
+with one scale per layer (FP8): it refuses or drops the scales of SmoothQuant and AWQ, fails with
+one scale per row, and writes no configuration for INT8 and INT4. This module writes all of these.
 
 Plain transformers does not read the unified checkpoint: it ignores the scales, and computes with
-wrong weights. For it there are dequantized weights.
+wrong weights. Dequantized weights are for it.
 """
 
 import json
@@ -20,26 +20,24 @@ from torch import Tensor, nn
 
 SHARD = "5GB"
 DEQUANTIZED = "dequantized"
-# {format: programs that load its unified checkpoint}, as their documentation and ModelOpt's say.
-# None of them was run here. ModelOpt's names no program for the other formats.
+# {format: programs that load its unified checkpoint}, from their documentation and ModelOpt's.
+# None of them was run here. ModelOpt's documentation names no program for the other formats.
 READERS = {
     "fp8": "TensorRT-LLM 0.17, vLLM 0.9.1 and SGLang 0.4.7, and later ones",
     "fp8_pc_pt": "vLLM 0.16, and later ones",
 }
 # {target: {format: why not}}.
 REFUSED = {
-    "hf": {
-        "fp8_blockwise": "a block of 128 rows may span the projections that are cut apart there"
-    },
+    "hf": {"fp8_blockwise": "a block of 128 rows may span projections, which are separate there"},
     "tensorrt_llm": {
-        "int8_wo": "ModelOpt names the scales otherwise than TensorRT-LLM reads them",
-        "fp8_blockwise": "ModelOpt's exporter has no scales of two dimensions",
+        "int8_wo": "ModelOpt writes the scales with other names than TensorRT-LLM reads",
+        "fp8_blockwise": "ModelOpt's exporter does not support two-dimensional scales",
     },
 }
 
 
 def advice(name: str) -> str:
-    """Return which programs load the unified checkpoint of the format `name`, and which do not."""
+    """Return a sentence on the programs that load the unified checkpoint of the format `name`."""
     known = READERS.get(name)
     who = f"{known} load it, as documented (not run here)" if known else "no known program loads it"
     return (
@@ -49,21 +47,24 @@ def advice(name: str) -> str:
 
 
 def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
-    """Raise PtqError where the format `name` of such a model is not exported to `target`.
+    """Raise PtqError if such a model in the format `name` cannot be exported to `target`.
 
     `target` is "hf", "tensorrt_llm", or DEQUANTIZED. `latent` says whether its attention is
-    multi-latent, `decoder` what the user takes it for.
+    multi-latent; `decoder` is the kind that the user expects, if any.
     """
     if why := REFUSED.get(target, {}).get(name):
-        raise PtqError(f"{name} is not exported to {target}: {why}", expected="another format")
+        raise PtqError(f"{name} cannot be exported to {target}: {why}", expected="another format")
     kind = "deepseek" if latent else "llama"
     if decoder and decoder != kind:
-        raise PtqError(f"The model is of the kind {kind}, --decoder says {decoder}", expected=kind)
+        raise PtqError(
+            f"The model is of the kind {kind}, but --decoder is {decoder}",
+            expected=f"--decoder {kind}",
+        )
     if target == "tensorrt_llm" and latent:
         raise PtqError(
-            "ModelOpt's TensorRT-LLM exporter knows no multi-latent attention",
-            expected="a model with grouped queries",
-            help="--export-format hf writes this model",
+            "ModelOpt's TensorRT-LLM exporter does not support multi-latent attention",
+            expected="a model with grouped-query attention",
+            help="Use --export-format hf",
         )
 
 
@@ -73,10 +74,10 @@ def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
 def export_hf(model: nn.Module, folder: Path) -> None:
     """Write safetensors and the quantization's configuration into `folder`, next to config.json.
 
-    A quantized weight `W` [out, in] comes as integers or FP8 with `weight_scale` (of the tensor,
-    [out], or [out, in / block]), for W4A8 `weight_scale_2`, and where activations are quantized
-    statically `input_scale`. INT4 is packed as two rows a byte, the lower half first. An input is
-    multiplied by `pre_quant_scale` [in] first, where there is one.
+    A quantized weight `W` [out, in] is stored as integers or FP8 with `weight_scale` (of the
+    tensor, [out], or [out, in / block]), for W4A8 also `weight_scale_2`, and for statically
+    quantized activations also `input_scale`. INT4 is packed as two rows per byte, the lower half
+    first. If there is a `pre_quant_scale` [in], the input is multiplied by it first.
     """
     from huggingface_hub import save_torch_state_dict
 
@@ -89,9 +90,9 @@ def export_hf(model: nn.Module, folder: Path) -> None:
 def export_dequantized(model: nn.Module, folder: Path) -> None:
     """Write plain safetensors for transformers into `folder`, next to config.json.
 
-    A quantized weight has the values that the quantized model multiplies with, in the model's
-    dtype; where its input is multiplied by `pre_quant_scale` [in] first, the columns are instead.
-    Plain weights cannot quantize activations: a format that does has only half of its effect.
+    A quantized weight has the values that the quantized model uses, in the model's dtype; a
+    `pre_quant_scale` [in] is multiplied into its columns. Plain weights do not quantize
+    activations: a format that does has only half of its effect.
     """
     from huggingface_hub import save_torch_state_dict
 
@@ -106,7 +107,7 @@ def _tensors(exporter: Any) -> dict[str, Tensor]:
 
 
 def dequantized(module: nn.Module) -> Tensor:
-    """Return the weight [out, in] that a quantized layer multiplies its unscaled input with."""
+    """Return the weight [out, in] by which a quantized layer multiplies its unscaled input."""
     from modelopt.torch.export.quant_utils import get_prequant_scaling_factor
 
     layer: Any = module
@@ -124,11 +125,11 @@ def _write_configuration(exporter: Any, tensors: Mapping[str, Tensor], folder: P
     from modelopt.torch.export.quant_utils import process_layer_quant_config
 
     quantization = process_layer_quant_config(exporter.layer_config_dict)
-    # A tied head is written nowhere, and not quantized either.
+    # A tied head is not written, and is not quantized either.
     quantization["exclude_modules"] = sorted({*exporter.exclude_modules, "lm_head"})
     if "pre_quant_scale" in quantization:
-        found = any(name.endswith("pre_quant_scale") for name in tensors)
-        quantization["pre_quant_scale"] = found
+        has_scale = any(name.endswith("pre_quant_scale") for name in tensors)
+        quantization["pre_quant_scale"] = has_scale
     producer = {"name": "modelopt", "version": modelopt.__version__}
     whole = {"producer": producer, "quantization": quantization}
     write_json(folder / "hf_quant_config.json", whole)
@@ -139,7 +140,7 @@ def _write_configuration(exporter: Any, tensors: Mapping[str, Tensor], folder: P
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` for readers, too."""
+    """Write `content` as indented JSON."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
@@ -149,7 +150,7 @@ def _exporter(model: nn.Module, folder: Path, *, plain: bool = False) -> Any:
     from modelopt.torch.export.unified_export_megatron import GPTModelExporter
 
     class Exporter(GPTModelExporter):
-        """Cut the same rows of a fused layer's weight and of its scales."""
+        """Split a fused layer's weight and its scales into the same rows."""
 
         def _name_remapping(self, module: Any, prefix: str, **rest: Any) -> None:
             if isinstance(module, Tensor) or scales.get_quantization_format(module) is None:
@@ -201,16 +202,16 @@ def _exporter(model: nn.Module, folder: Path, *, plain: bool = False) -> Any:
 
 
 def _shaped(scale: Tensor, rows: int, block: int) -> Tensor:
-    """Return a weight's scale: [rows, blocks] if it has blocks, else [rows], or of no dimension."""
+    """Return a weight's scale: [rows, blocks] if it has blocks, else [rows] or []."""
     if block:
         return scale.reshape(rows, -1)
     return scale.reshape(rows) if scale.numel() == rows > 1 else scale.reshape(())
 
 
 def qkv_rows(config: Any, rows: int) -> dict[str, Tensor]:
-    """Return which of the fused projection's rows are those of q, k and v, in the heads' order.
+    """Return the rows of q, k and v in the fused projection, in the order of the heads.
 
-    Each group of heads has its queries, its key and its value one after another.
+    Each group of heads has its queries, then its key, then its value.
     """
     size, groups = config.kv_channels, config.num_query_groups
     heads = torch.arange(rows).view(groups, -1, size)
@@ -240,7 +241,7 @@ def export_tensorrt_llm(
     groups = model.config.num_query_groups
     if groups % ranks and ranks % groups:
         raise PtqError(
-            f"{groups} groups of queries cannot be cut into {ranks} ranks",
+            f"{groups} query groups cannot be split over {ranks} ranks",
             expected="an --inference-tensor-parallel that divides them",
         )
     dtype = next(model.parameters()).dtype
@@ -254,19 +255,19 @@ def export_tensorrt_llm(
     except (NotImplementedError, ValueError, AssertionError) as error:
         raise PtqError(
             f"ModelOpt cannot export this model to TensorRT-LLM: {error}",
-            help="Try fewer ranks with --inference-tensor-parallel",
+            help="Try a smaller --inference-tensor-parallel",
         ) from error
-    _mend_config(folder, rope)
+    _fix_config(folder, rope)
 
 
-def _mend_config(folder: Path, rope: Mapping[str, Any] | None) -> None:
-    """Add the rotary scaling's numbers, which ModelOpt lacks; it takes all INT4 for AWQ's."""
+def _fix_config(folder: Path, rope: Mapping[str, Any] | None) -> None:
+    """Add the rotary scaling, which ModelOpt omits; correct `pre_quant_scale` for plain INT4."""
     path = folder / "config.json"
     config = read_json_object(path)
     if rope:
         config["rotary_scaling"] = {"type": rope["rope_type"], **rope}
     if "pre_quant_scale" in config["quantization"]:
         names = read_safetensors_header(folder / "rank0.safetensors")
-        found = any(name.endswith("prequant_scaling_factor") for name in names)
-        config["quantization"]["pre_quant_scale"] = found
+        has_scale = any(name.endswith("prequant_scaling_factor") for name in names)
+        config["quantization"]["pre_quant_scale"] = has_scale
     write_json(path, config)

@@ -1,7 +1,7 @@
-"""Generates the tokens that follow a prompt, one at a time.
+"""Generate the tokens after a prompt, one at a time.
 
-Keys and values are kept in Megatron's static inference context. One of Megatron's engines needs
-CUDA, and the other will be removed.
+Keys and values are kept in Megatron's static inference context. Of Megatron's two engines, one
+needs CUDA, and the other will be removed.
 """
 
 from argparse import Namespace
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from .load_model import watched_step
 
-# The logits [vocabulary] after the last of further tokens.
+# Maps further tokens to the logits [vocabulary] after the last of them.
 Model = Callable[[list[int]], Tensor]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """How the next token is drawn: temperature 0 takes the likeliest, and draws nothing.
+    """How the next token is drawn; temperature 0 takes the likeliest, without a draw.
 
-    `top_k` keeps that many (0: all), `top_p` the likeliest that have this share together.
+    `top_k` keeps that many tokens (0: all), `top_p` the likeliest with this total probability.
     """
 
     temperature: float = 0.0
@@ -31,7 +31,7 @@ class Choice:
 
 
 class Cached:
-    """The model with a cache of keys and values: each token goes through it once."""
+    """The model with a cache of keys and values: it computes each token once."""
 
     def __init__(self, model: Any, args: Namespace, longest: int) -> None:
         from megatron.core.inference.contexts import StaticInferenceContext
@@ -57,13 +57,13 @@ class Recomputed:
         self.ids: list[int] = []
 
     def __call__(self, ids: list[int]) -> Tensor:
-        """Return what `Cached` does."""
+        """Return the same as `Cached`."""
         self.ids += ids
         return run(self.model, self.args, self.ids, 0)
 
 
 def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = None) -> Tensor:
-    """Return the logits [vocabulary] after the last of `ids`, the first of which is at `start`."""
+    """Return the logits [vocabulary] after the last of `ids`, which begin at position `start`."""
     from mqo.megatron.device import accelerator_type
 
     tokens = torch.tensor([ids], device=accelerator_type())
@@ -83,7 +83,7 @@ def generate_tokens(
 ) -> Iterator[int]:
     """Yield up to `count` tokens after `ids` and before `end`, each as soon as it is known.
 
-    `vocabulary` is the number of tokens; the model may have rows of padding.
+    `vocabulary` is the number of tokens; the model may have more rows, of padding.
     """
     for _ in range(count):
         token = pick(model(ids)[:vocabulary], choice, draw)
@@ -94,14 +94,14 @@ def generate_tokens(
 
 
 def pick(logits: Tensor, choice: Choice, draw: torch.Generator) -> int:
-    """Draw a token by its logits [vocabulary]; if greedy, take the first of the likeliest."""
+    """Draw a token from its logits [vocabulary]; if greedy, return the first of the likeliest."""
     if choice.temperature == 0:
         return int(logits.argmax())
     values, tokens = (logits / choice.temperature).sort(descending=True, stable=True)
     if choice.top_k:
         values = values[: choice.top_k]
     shares = values.softmax(0)
-    # Those without which the share would not be reached; the likeliest is always one.
+    # Keep the tokens that are needed to reach top_p; the likeliest is always kept.
     shares = shares.where(shares.cumsum(0) - shares < choice.top_p, 0)
     shares[0] = shares[0].clamp(min=torch.finfo(shares.dtype).tiny)
     return int(tokens[torch.multinomial(shares, 1, generator=draw)])

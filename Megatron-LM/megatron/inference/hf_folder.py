@@ -1,4 +1,4 @@
-"""The tensors in a transformers folder, each read on first use."""
+"""List the tensors in a transformers folder; each is read on first use."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +17,20 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a file; `dtype` is the format's name for it."""
+    """A tensor in a safetensors file; `dtype` is the file format's name of it."""
 
     path: Path
     shape: tuple[int, ...]
     dtype: str
 
     def read(self, name: str) -> Tensor:
-        """Return its content; the file knows it by `name`."""
+        """Read the tensor, which has the name `name` in the file."""
         with open_safetensors(self.path) as file:
             return file.get_tensor(name)
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return all tensors of a folder, by name, from its one file or those of its index.
+    """Return all tensors of a folder, by name, from its only file or the files of its index.
 
     Raises:
         SavedError: a file is missing, or cannot be read.
@@ -46,7 +46,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def check_config(folder: Path) -> None:
-    """Raise SavedError unless transformers takes the values in a folder's config.json."""
+    """Raise SavedError unless transformers accepts a folder's config.json."""
     from transformers import AutoConfig
 
     with reading():
@@ -55,6 +55,6 @@ def check_config(folder: Path) -> None:
         AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
     except Exception as error:  # the classes of transformers raise errors of any type
         raise SavedError(
-            f"transformers does not take {folder / CONFIG}: {words_of(error)}",
-            "a config.json of a model that it loads",
+            f"transformers does not accept {folder / CONFIG}: {words_of(error)}",
+            "the config.json of a model that transformers loads",
         ) from None  # it may advise to run code

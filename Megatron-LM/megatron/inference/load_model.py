@@ -1,4 +1,4 @@
-"""A saved model as it was trained, on one process: what evaluate.py and generate.py run."""
+"""Load a saved model as it was trained, on one process, for evaluate.py and generate.py."""
 
 import json
 import os
@@ -22,17 +22,17 @@ from mqo.quant.schedule import parse_schedule, type_at
 from torch import nn
 
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
-from .checkpointing import TRACKER, WEIGHTS_ALONE, checkpoint_folder
+from .checkpointing import TRACKER, WEIGHTS_ONLY, checkpoint_folder
 from .one_process import build, load_weights, typed_build_errors
 
-Row = TypeVar("Row")
+T = TypeVar("T")
 ITERATION = "iter_"
 # Flags of a program that reads weights and does not train.
 READING = ["--train-iters=1", "--lr=0"]
 
 
 def write_result_or_exit(work: Callable[[], dict[str, Any]], target: Path) -> None:
-    """Write what `work` gives as JSON to `target`, or leave with its error.
+    """Write the result of `work` as JSON to `target`, or exit with its error.
 
     A user-correctable error is written to the file that MQO_FAILURE names.
     """
@@ -45,31 +45,31 @@ def write_result_or_exit(work: Callable[[], dict[str, Any]], target: Path) -> No
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Find the folder of one iteration that `path` means: itself, or the newest in it.
+    """Return the folder of an iteration: `path` itself, or the newest checkpoint in it.
 
     Raises:
-        SavedError: there is none; its files are not as they were written.
+        SavedError: the checkpoint is missing, or its files have changed since they were written.
     """
-    found = path if (path / FORMAT_FILE).is_file() else checkpoint_folder(path)
-    if found is None:
+    checkpoint = path if (path / FORMAT_FILE).is_file() else checkpoint_folder(path)
+    if checkpoint is None:
         raise SavedError(
-            f"There is no checkpoint in {path}",
+            f"{path} has no checkpoint",
             f"a run's folder, a folder with {TRACKER}, or that of an iteration",
         )
-    check_format(found)
-    whole = (found / checkpoints.MANIFEST).is_file()
-    if why := (checkpoints.fault(found) if whole else None):
-        raise SavedError(f"The checkpoint {found} is damaged: {why}", "files as they were written")
-    check_metadata(found)
-    return found
+    check_format(checkpoint)
+    whole = (checkpoint / checkpoints.MANIFEST).is_file()
+    if why := (checkpoints.fault(checkpoint) if whole else None):
+        raise SavedError(f"The checkpoint {checkpoint} is damaged: {why}", "files as written")
+    check_metadata(checkpoint)
+    return checkpoint
 
 
 def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
-    """Return {site: type} of the step before a folder was written; {} if it has no record.
+    """Return {site: type} of the last step before a folder was written; {} if not recorded.
 
     Raises:
         CheckpointError: the record has another kind.
-        SavedError: the record names no types of this release.
+        SavedError: the record has types that this release does not know.
     """
     check_kinds(vars(saved), folder)
     step = max(0, (iteration(folder) or 0) - 1)
@@ -79,12 +79,12 @@ def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
         return {site: type_at(parse_schedule(text), step, total) for site, text in types.items()}
     except ValueError as error:
         raise SavedError(
-            f"{folder} records other types: {error}", "types of this release"
+            f"{folder} records unknown types: {error}", "types of this release"
         ) from error
 
 
 def iteration(folder: Path) -> int | None:
-    """Return the iteration that a folder is called after; None of another name, "release" say."""
+    """Return the iteration in a folder's name; None for other names, such as "release"."""
     number = folder.name.removeprefix(ITERATION)
     return int(number) if number.isdecimal() else None
 
@@ -95,7 +95,7 @@ def arguments_here(
     """Return upstream's arguments for the saved model, in one process on this machine.
 
     The checkpoint's arguments describe the model. All others come from `platform`, the flags for
-    this machine, and from the parser's defaults. `ignored` are unknown names that the user accepts.
+    this machine, and from the parser's defaults. Unknown arguments in `ignored` are skipped.
 
     Raises:
         CheckpointError: an argument of the checkpoint is refused.
@@ -105,11 +105,11 @@ def arguments_here(
     before, sys.argv = sys.argv, [sys.argv[0], *platform, *READING]
     args = arguments.parse_args()
     sys.argv = before
-    place = {"load": str(folder.parent), "ckpt_step": iteration(folder)}
-    vars(args).update(model | WEIGHTS_ALONE | place)
+    source = {"load": str(folder.parent), "ckpt_step": iteration(folder)}
+    vars(args).update(model | WEIGHTS_ONLY | source)
     with typed_build_errors(f"The arguments in {folder}"):
         arguments.validate_args(args)
-        # Upstream takes other layers if it cannot import these.
+        # Upstream silently uses other layers if it cannot import these.
         if args.spec is not None and import_module(args.spec) is None:
             raise ImportError(f"{'.'.join(args.spec)} does not exist")
     args.curr_iteration = 0
@@ -121,12 +121,12 @@ def load(
 ) -> tuple[Namespace, nn.Module]:
     """Load the model in an iteration's folder, and upstream's arguments for one process here.
 
-    The other arguments are those of `arguments_here`. ModelOpt's state is restored if the
-    checkpoint has one: its quantizers are part of the model.
+    The parameters are those of `arguments_here`. If the checkpoint has ModelOpt's state, it is
+    restored: its quantizers are part of the model.
 
     Raises:
-        CheckpointError, SavedError: `arguments_here` raises them; the model does not fit into
-            memory; the weights are not those that the arguments describe, or cannot be read.
+        CheckpointError, SavedError: as `arguments_here`; the model does not fit into memory; the
+            weights do not match the arguments, or cannot be read.
     """
     args = arguments_here(folder, saved, platform, ignored)
     with typed_build_errors(f"The arguments in {folder}"):
@@ -140,7 +140,7 @@ def watched_step(model: Any, args: Namespace) -> Iterator[None]:
     """Let the guard compare the first forward pass with the types in quant.toml.
 
     Raises:
-        GuardError: a site does not run as its type.
+        GuardError: a site does not run with its type.
     """
     first = not getattr(model, "mqo_watched", False)
     if first:
@@ -151,41 +151,39 @@ def watched_step(model: Any, args: Namespace) -> Iterator[None]:
         model.mqo_watched = True
 
 
-def batches(
-    rows: Iterable[Row], size: int, length: Callable[[Any], int] = len
-) -> Iterator[list[Row]]:
-    """Yield up to `size` neighbors of one length."""
+def batches(rows: Iterable[T], size: int, length: Callable[[Any], int] = len) -> Iterator[list[T]]:
+    """Yield batches of up to `size` neighbors of equal length."""
     for _, alike in groupby(rows, length):
         while batch := list(islice(alike, size)):
             yield batch
 
 
 def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:
-    """Build the tokenizer of the training, or the one `given`, as upstream does.
+    """Build the tokenizer of the training, or the one in `given`, with upstream's code.
 
     Raises:
-        SavedError: there is none, or it has tokens that the model does not know.
+        SavedError: the tokenizer is missing, or has tokens that the model does not know.
     """
     wanted = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(given)}
     chosen = Namespace(**vars(args) | (wanted if given else {}))
     where = chosen.tokenizer_model or chosen.vocab_file or chosen.tokenizer_type
-    help = "Name one with --tokenizer"
+    help = "Pass one with --tokenizer"
     if chosen.tokenizer_type is None or (chosen.tokenizer_model and not Path(where).exists()):
-        raise SavedError(f"There is no tokenizer at {where}", "that of the training", help)
+        raise SavedError(f"The tokenizer {where} is missing", "that of the training", help)
     if Path(where).exists():
         with reading():
             check_tokenizer(Path(where))
     with building_tokenizer(where, help=help):
-        made = build_tokenizer(chosen)
-    check_vocabulary(args, made.vocab_size - 1, f"The tokenizer at {where}")
-    return made
+        tokenizer = build_tokenizer(chosen)
+    check_vocabulary(args, tokenizer.vocab_size - 1, f"The tokenizer at {where}")
+    return tokenizer
 
 
-def check_vocabulary(args: Namespace, largest: int, what: str) -> None:
-    """Raise SavedError if `what` holds the token id `largest` and the model has no row for it."""
+def check_vocabulary(args: Namespace, largest: int, holder: str) -> None:
+    """Raise SavedError if the model has no row for the token id `largest` of `holder`."""
     rows = args.padded_vocab_size or args.vocab_size  # the first exists only in trainings
     if largest >= rows:
         raise SavedError(
-            f"{what} has the token {largest}, and the model ends at {rows - 1}",
+            f"{holder} has the token {largest}, but the model's last token is {rows - 1}",
             "the vocabulary that the model was trained with",
         )

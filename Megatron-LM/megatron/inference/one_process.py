@@ -1,4 +1,4 @@
-"""A model on one process, of which upstream's groups consist: for programs that do not train."""
+"""Build and load a model on one process, for programs that do not train."""
 
 import io
 from argparse import Namespace
@@ -22,14 +22,14 @@ from mqo.megatron.run.unpickle import CheckpointError, typed_errors
 from torch import nn
 
 _TYPED = (InferenceError, CheckpointError, GuardError)
-_TRAINING_BYTES = 18  # that upstream counts for each parameter
+_TRAINING_BYTES = 18  # upstream's count per parameter
 _GIB = 1 << 30
 
 
 def build(args: Namespace) -> nn.Module:
-    """Build the model of upstream's arguments, which become the global ones; it is not wrapped.
+    """Build the model of upstream's arguments, without wrappers; `args` become the global ones.
 
-    Its weights are random. It has what ModelOpt made of the checkpoint that `args` name.
+    Its weights are random. If the checkpoint in `args` has ModelOpt's state, that is restored.
 
     Raises:
         SavedError: the weights do not fit into the memory of this machine.
@@ -46,23 +46,23 @@ def build(args: Namespace) -> nn.Module:
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:
-    """Load the weights in `folder`, which the global arguments name; every one must be there.
+    """Load all weights from `folder`, which the global arguments name.
 
     Raises:
-        CheckpointError, SavedError: they cannot be read, or are those of another model.
+        CheckpointError, SavedError: the weights cannot be read, are incomplete, or do not fit.
     """
     try:
         with typed_errors():
             load_checkpoint([model], None, None, strict=True)
     except CheckpointError:
         raise
-    except Exception as error:  # each reader of a file has its own
-        raise SavedError(f"{folder} cannot be loaded: {error}", "a whole checkpoint") from error
+    except Exception as error:  # readers of files raise errors of any type
+        raise SavedError(f"{folder} cannot be loaded: {error}", "a complete checkpoint") from error
 
 
 @contextmanager
-def typed_build_errors(what: str) -> Iterator[None]:
-    """Raise SavedError for an error of upstream's code, which names a fault of `what`.
+def typed_build_errors(subject: str) -> Iterator[None]:
+    """Turn errors of upstream's code into SavedError about `subject`.
 
     Upstream checks combinations of arguments with assertions, and some not at all.
     """
@@ -73,29 +73,29 @@ def typed_build_errors(what: str) -> Iterator[None]:
     except Exception as error:
         why = " ".join(f"{type(error).__name__}: {error}".removesuffix(": ").split())
         raise SavedError(
-            f"{what} do not describe a model that Megatron builds: {why}",
-            "arguments that fit together",
-            "Give another checkpoint",
+            f"{subject} do not describe a model that Megatron can build: {why}",
+            "compatible arguments",
+            "Use another checkpoint",
         ) from error
 
 
 def check_memory(args: Namespace) -> None:
-    """Raise SavedError if the weights of the model need more bytes than this machine has."""
-    needed, there = weight_bytes(args), machine_bytes()
-    if needed > there:
+    """Raise SavedError if the weights of the model need more memory than this machine has."""
+    needed, available = weight_bytes(args), machine_bytes()
+    if needed > available:
         raise SavedError(
-            f"The weights of this model need {needed / _GIB:,.1f} GiB, and this machine has "
-            f"{there / _GIB:,.1f} GiB of memory",
+            f"The weights of this model need {needed / _GIB:,.1f} GiB, but this machine has "
+            f"{available / _GIB:,.1f} GiB of memory",
             "a model that fits",
         )
 
 
 def weight_bytes(args: Namespace) -> float:
-    """Return the size of the weights of upstream's arguments, by upstream's count of parameters."""
+    """Return the size of the weights in bytes, from upstream's count of parameters."""
     sizes = copy(args)
     sizes.padded_vocab_size = sizes.padded_vocab_size or sizes.vocab_size
     sizes.use_distributed_optimizer = False
-    # Upstream's model ignores this flag if it has latents, and its count refuses it.
+    # For latent attention, upstream's model ignores this flag, but its count refuses it.
     sizes.group_query_attention = args.group_query_attention and not args.multi_latent_attention
     with redirect_stdout(io.StringIO()):
         parameters = compute_weight_and_optimizer_memory(sizes) / _TRAINING_BYTES
@@ -103,7 +103,7 @@ def weight_bytes(args: Namespace) -> float:
 
 
 def machine_bytes() -> int:
-    """Return the memory in bytes for a model: of the GPU if there is one, else of the machine."""
+    """Return the memory of the GPU in bytes, or without one that of the machine."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_properties(0).total_memory
     return machine_memory()

@@ -21,7 +21,7 @@ from .checkpointing import load_modelopt_state
 Encode = Callable[[str], list[int]]
 OUTPUT_LAYER = "output_layer"
 LISTED = 4
-# Upstream's arguments that say what a model was trained on, and in what windows.
+# Upstream's arguments for the training data of a model and the sequence length.
 TRAINED_ON = (
     *("data_path", "train_data_path", "valid_data_path", "test_data_path", "split"),
     *("data_args_path", "per_split_data_args_path", "seq_length"),
@@ -33,10 +33,10 @@ SITE_FILES = ("tensor_parallel/layers.py", "transformer/dot_product_attention.py
 
 @dataclass(frozen=True)
 class Format:
-    """A configuration of ModelOpt by its name there.
+    """A configuration of ModelOpt, by its name there.
 
-    `block` is what a weight's input width must be divided by, in elements; `rows` says whether its
-    output width must be, too.
+    A weight's input width must be a multiple of `block` elements; with `rows`, its output width
+    must be one, too.
     """
 
     config: str
@@ -44,7 +44,7 @@ class Format:
     rows: bool = False
 
 
-# What runs on a CPU, tried with modelopt 0.47.
+# The formats that run on a CPU, tried with modelopt 0.47.
 FORMATS = {
     "int8": Format("INT8_DEFAULT_CFG"),
     "int8_sq": Format("INT8_SMOOTHQUANT_CFG"),
@@ -56,8 +56,8 @@ FORMATS = {
     "int4_awq": Format("INT4_AWQ_CFG", block=128),
     "w4a8_awq": Format("W4A8_AWQ_BETA_CFG", block=128),
 }
-CUDA = "ModelOpt has kernels for CUDA alone"
-ATTENTION = "Transformer Engine's attention, which they quantize, is not used here"
+CUDA = "ModelOpt has kernels only for CUDA"
+ATTENTION = "they quantize Transformer Engine's attention, which is not used here"
 REFUSED = {
     **dict.fromkeys(("nvfp4", "nvfp4_awq", "nvfp4_svdquant", "w4a16_nvfp4", "w4a8_nvfp4"), CUDA),
     **dict.fromkeys(("mxfp8", "mxfp6", "mxfp4", "mxint8", "w4a8_mxfp4"), CUDA),
@@ -69,7 +69,7 @@ def format_of(name: str) -> Format:
     """Return the format called `name`.
 
     Raises:
-        PtqError: there is none, or it does not run here; the text says why.
+        PtqError: the format is unknown, or does not run here; the text says why.
     """
     if name in FORMATS:
         return FORMATS[name]
@@ -78,18 +78,18 @@ def format_of(name: str) -> Format:
         f"{reason}: {', '.join(n for n in REFUSED if REFUSED[n] == reason)}"
         for reason in dict.fromkeys(REFUSED.values())
     )
-    found = f"The format {name} does not run here: {why}" if why else f"There is no format {name}"
-    raise PtqError(found, expected=f"one of {', '.join(FORMATS)}", help=rest)
+    refusal = f"The format {name} does not run here: {why}" if why else f"Unknown format {name}"
+    raise PtqError(refusal, expected=f"one of {', '.join(FORMATS)}", help=rest)
 
 
 # -- calibration data ------------------------------------------------------------------------------
 
 
 def read_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a file: `text` of each JSON line (.jsonl), else what blank lines part.
+    """Yield the texts of a file: `text` of each JSON line (.jsonl), else paragraphs.
 
     Raises:
-        PtqError: it cannot be read, or a line is not of that form.
+        PtqError: the file cannot be read, or a line does not have that form.
     """
     with reading(PtqError):
         if path.suffix != ".jsonl":
@@ -106,16 +106,16 @@ def _text_of(line: bytes, where: str) -> str:
     except (ValueError, KeyError, TypeError):
         text = None
     if not isinstance(text, str):
-        raise PtqError(f"{where} holds no text", expected='{"text": "..."}')
+        raise PtqError(f"{where} has no text", expected='{"text": "..."}')
     return text
 
 
 def calibration_samples(
     texts: Iterable[str], encode: Encode, *, samples: int, length: int, vocabulary: int
 ) -> Tensor:
-    """Cut token ids [samples, length] one after another from the texts' tokens, joined.
+    """Concatenate the texts' tokens and cut them into samples: token ids [samples, length].
 
-    No sample has padding, which would count for the amax.
+    There is no padding, because it would affect the amax.
 
     Raises:
         PtqError: the texts are too short for this number of samples, or a token is not in
@@ -130,13 +130,13 @@ def calibration_samples(
         raise PtqError(
             f"The calibration data has {len(ids)} tokens, {len(ids) // length} samples of {length}",
             expected=f"{samples} samples",
-            help="Pass more text, or a smaller --calib-size",
+            help="Use more text, or a smaller --calib-size",
         )
     if max(ids) >= vocabulary:
         raise PtqError(
-            f"The tokenizer gives token {max(ids)}, the model's vocabulary has {vocabulary}",
+            f"The tokenizer gives token {max(ids)}, but the vocabulary has {vocabulary} tokens",
             expected="the tokenizer that the model was trained with",
-            help="Name it with --tokenizer-model",
+            help="Pass it with --tokenizer-model",
         )
     return torch.tensor(ids[: samples * length]).view(samples, length)
 
@@ -145,28 +145,28 @@ def calibration_samples(
 
 
 def check_not_quantized(folder: str | Path) -> None:
-    """Raise PtqError where the newest checkpoint in `folder` has ModelOpt's quantizers already."""
+    """Raise PtqError if the newest checkpoint in `folder` already has ModelOpt's quantizers."""
     modes = [mode for mode, _ in load_modelopt_state(folder).get("modelopt_state_dict", [])]
     if modelopt.QUANTIZE_MODE in modes:
         raise PtqError(
-            f"The checkpoint in {folder} is quantized already", expected="one that is not"
+            f"The checkpoint in {folder} is already quantized", expected="an unquantized one"
         )
 
 
 def check_source(core: Path) -> None:
-    """Raise PtqError where the sites in the source below `core` quantize, too."""
+    """Raise PtqError if the sites in the source below `core` also quantize."""
     for name in SITE_FILES:
         types = {s: t for s, t in site_types(str(core / name)).items() if t != "none"}
         if types:
             raise PtqError(
-                f"{name} says {', '.join(f'{s} = {t}' for s, t in types.items())}",
-                expected="'none' at every site, for ModelOpt quantizes here",
-                help="`mqo restore` and `mqo apply` bring that back",
+                f"{name} has {', '.join(f'{s} = {t}' for s, t in types.items())}",
+                expected="'none' at every site, because ModelOpt quantizes here",
+                help="Run `mqo restore`, then `mqo apply`",
             )
 
 
 def check_shapes(model: nn.Module, name: str) -> None:
-    """Raise PtqError if the widths of a layer are not cut into the blocks of the format `name`."""
+    """Raise PtqError if a layer's widths are not multiples of the format's block."""
     kind = format_of(name)
     wrong = [
         f"{layer} {list(module.weight.shape)}"
@@ -178,21 +178,21 @@ def check_shapes(model: nn.Module, name: str) -> None:
     if wrong:
         shown = ", ".join(wrong[:LISTED]) + (", ..." if len(wrong) > LISTED else "")
         raise PtqError(
-            f"{len(wrong)} layers are not cut into blocks of {kind.block}: {shown}",
+            f"{len(wrong)} layers cannot be divided into blocks of {kind.block}: {shown}",
             expected=f"{'both widths' if kind.rows else 'input widths'} divisible by {kind.block}",
-            help="int8, int8_sq, int8_wo, fp8 and fp8_pc_pt have no blocks",
+            help="Use a format without blocks: int8, int8_sq, int8_wo, fp8 or fp8_pc_pt",
         )
 
 
 def quantize(model: nn.Module, name: str, batches: Sequence[Tensor]) -> nn.Module:
-    """Put ModelOpt's quantizers of the format `name` into `model`, calibrated; return it.
+    """Insert and calibrate ModelOpt's quantizers of the format `name`; return `model`.
 
-    `batches` are token ids [batch, length]. The output layer, routers and embeddings stay as they
-    are. Where it fails, a global function of ModelOpt's stays patched: leave the process then.
+    `batches` are token ids [batch, length]. The output layer, routers and embeddings are not
+    quantized. After a failure a global function of ModelOpt stays patched: end the process then.
 
     Raises:
-        PtqError: the model's shapes do not fit the format; ModelOpt cannot do it; some layers saw
-            no calibration data.
+        PtqError: the model's shapes do not fit the format; ModelOpt cannot quantize it; some layers
+            saw no calibration data.
     """
     check_shapes(model, name)
     import modelopt.torch.quantization as mtq
@@ -226,10 +226,9 @@ def _check_calibrated(model: nn.Module) -> None:
     ]
     if idle:
         raise PtqError(
-            f"{len(idle)} quantizers saw no calibration data, or none that is finite: "
-            f"{', '.join(idle[:LISTED])}",
-            expected="tokens for each of them, experts included",
-            help="Pass more or other data: --calib-size, --calib-dataset",
+            f"{len(idle)} quantizers saw no finite calibration data: {', '.join(idle[:LISTED])}",
+            expected="tokens for each quantizer, including those of experts",
+            help="Use more or other data: --calib-size, --calib-dataset",
         )
 
 
@@ -250,9 +249,9 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
 
 
 def generate(model: nn.Module, prompt: Sequence[int], count: int, end: int | None) -> list[int]:
-    """Return at most `count` tokens after `prompt`, each the most likely; `end` is the last one.
+    """Return at most `count` tokens after `prompt`, each the most likely; stop after `end`.
 
-    Without a cache: everything is recomputed for each token.
+    There is no cache: everything is recomputed for each token.
     """
     tokens = list(prompt)
     for _ in range(count):
@@ -263,10 +262,10 @@ def generate(model: nn.Module, prompt: Sequence[int], count: int, end: int | Non
 
 
 def save(model: nn.Module, folder: Path, name: str, trained: Mapping[str, Any]) -> None:
-    """Write `model`, of the format `name`, as iteration 1 of the checkpoints in `folder`.
+    """Write `model`, in the format `name`, as iteration 1 of the checkpoints in `folder`.
 
-    `trained` are upstream's arguments of its training, as far as there are any. Those that name its
-    text are written again, so that an evaluation of both uses the same held-out text.
+    `trained` are the arguments of its training, if known. Those that name the data are saved with
+    the model, so that evaluations before and after use the same held-out text.
     """
     from megatron.training import get_args
     from megatron.training.checkpointing import save_checkpoint

@@ -81,15 +81,15 @@ def test_logits_of_the_teacher_that_two_pairs_read_are_not_overwritten(
 @pytest.mark.parametrize(
     "text, says",
     [
-        ("skip_lm_los: true", "unknown keys skip_lm_los.*skip_lm_loss"),
-        ("[1, 2]", "holds no mapping.*logit_layers"),
+        ("skip_lm_los: true", r"keys skip_lm_los\. .*skip_lm_loss"),
+        ("[1, 2]", "mapping.*logit_layers"),
         ("a: [", "cannot be read"),
-        ("kd_loss_scale: 0", "kd_loss_scale is 0.*above 0"),
+        ("kd_loss_scale: 0", "kd_loss_scale is 0"),
         ("temperature: hot", "temperature is 'hot'"),
-        ("skip_lm_loss: 1", "true or false"),
+        ("skip_lm_loss: 1", "skip_lm_loss is 1.*true or false"),
         ("balance: batch", "balance is 'batch'.*step or micro_batch"),
-        ("logit_layers: [output_layer]", "two names"),
-        ("intermediate_layer_pairs: [[a, b, l1]]", "cosine or mse"),
+        ("logit_layers: [output_layer]", r"logit_layers is \['output_layer'\]"),
+        ("intermediate_layer_pairs: [[a, b, l1]]", "pairs is .*'l1'.*cosine or mse"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused_with_what_is_valid(tmp_path, text, says):
@@ -127,7 +127,7 @@ def test_layers_have_the_last_stages_names_there_and_no_losses_elsewhere(tmp_pat
 def test_a_pair_that_no_stage_holds_is_refused_on_every_rank(tmp_path, stage, last):
     stage(last=last)
     text = "intermediate_layer_pairs: [[decoder.layers.3, decoder.layers.2]]"
-    with pytest.raises(DistillationError, match=r"layers\.2 is not in the last.*layers from 3 on"):
+    with pytest.raises(DistillationError, match=r"layers\.2 .*2 pipeline stages.*layers 3 to 5"):
         loaded(tmp_path, text, config(4, stages=2), config(6, stages=2))
 
 

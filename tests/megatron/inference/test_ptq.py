@@ -31,9 +31,9 @@ def test_texts_of_json_lines_and_of_paragraphs(ptq, error, tmp_path):
     assert list(ptq.read_texts(lines)) == ["one", "two"]
     assert list(ptq.read_texts(plain)) == ["one", "two\nlines", "\n"][:2]
     lines.write_text('{"text": "one"}\n{"title": "two"}\n')
-    with pytest.raises(error, match=r"Line 2 of .* holds no text"):
+    with pytest.raises(error, match=r'Line 2 of .*a\.jsonl.*\{"text": '):
         list(ptq.read_texts(lines))
-    with pytest.raises(error, match="cannot be read"):
+    with pytest.raises(error, match=r"none\.jsonl"):
         list(ptq.read_texts(tmp_path / "none.jsonl"))
 
 
@@ -44,23 +44,23 @@ def test_samples_have_no_padding_and_too_few_are_refused(ptq, error):
     sizes = {"samples": 2, "length": 3, "vocabulary": 10}
     found = ptq.calibration_samples(["12", "345", "67"], encode, **sizes)
     assert found.tolist() == [[1, 2, 3], [4, 5, 6]]
-    with pytest.raises(error, match="has 5 tokens, 1 samples of 3"):
+    with pytest.raises(error, match=r"5 tokens, 1 samples of 3.*--calib-size"):
         ptq.calibration_samples(["12", "345"], encode, **sizes)
-    with pytest.raises(error, match="gives token 6, the model's vocabulary has 5"):
+    with pytest.raises(error, match=r"token 6.*5.*--tokenizer-model"):
         ptq.calibration_samples(["123456"], encode, **sizes | {"vocabulary": 5})
 
 
 def test_formats_that_do_not_run_say_why(ptq, error):
     assert ptq.format_of("fp8").config == "FP8_DEFAULT_CFG"
-    with pytest.raises(error, match=r"nvfp4 does not run here: .*CUDA.*one of int8, int8_sq"):
+    with pytest.raises(error, match=r"format nvfp4 .*CUDA\. Expected: .*int8, int8_sq"):
         ptq.format_of("nvfp4")
-    with pytest.raises(error, match="There is no format int3"):
+    with pytest.raises(error, match=r"format int3\. Expected: .*int8, int8_sq"):
         ptq.format_of("int3")
 
 
 def test_a_model_that_blocks_do_not_fit_is_refused_before_anything_changes(ptq, error, make):
     model = make()
-    with pytest.raises(error, match=r"not cut into blocks of 128: .*linear_proj \[64, 64\]"):
+    with pytest.raises(error, match=r"blocks of 128: .*linear_proj \[64, 64\]"):
         ptq.quantize(model, "int4_awq", [])
     assert not any("quantizer" in name for name, _ in model.named_modules())
 
@@ -108,8 +108,9 @@ def test_a_quantized_checkpoint_loads_again_with_its_quantizers(ptq, error, make
     kept = read_arguments(tmp_path)
     assert kept["split"] == "90,5,5"  # the text of the training, and nothing else of it
     assert kept["hidden_size"] == model.config.hidden_size
-    with pytest.raises(error, match="quantized already"):
+    with pytest.raises(error) as refused:
         ptq.check_not_quantized(tmp_path)
+    assert refused.value.facts["found"] == f"The checkpoint in {tmp_path} is already quantized"
     other = make(*WIDE, "--load", tmp_path, "--finetune", seed=9)
     load_checkpoint([other.eval()], None, None, strict=True)
     assert quantized_layers([other]) == quantized_layers([model]) != []
@@ -124,5 +125,5 @@ def test_an_expert_without_calibration_data_is_named(ptq, error, make, tokens):
     model = ptq.quantize(make(*WIDE), "int8", [tokens[0][0] % VOCABULARY])
     quantizer = model.decoder.layers[0].mlp.linear_fc1.input_quantizer
     quantizer.amax.fill_(float("nan"))
-    with pytest.raises(error, match=r"1 quantizers saw no calibration data.*linear_fc1"):
+    with pytest.raises(error, match=r"1 quantizers .*linear_fc1.*--calib-size"):
         ptq._check_calibrated(model)

@@ -196,7 +196,7 @@ def test_the_text_that_was_held_out_is_measured_per_byte_and_word(saved, bigrams
     assert rows["byte_perplexity"]["value"] == close(math.exp(nats / 9))
     assert rows["word_perplexity"]["value"] == close(math.exp(nats / 3))
     assert rows["bits_per_byte"]["documents"] == 2
-    with pytest.raises(SavedError, match="no document"):
+    with pytest.raises(SavedError, match="mqo_heldout"):
         load(["mqo_heldout"], None, [""])
 
 
@@ -221,14 +221,14 @@ def test_shots_and_a_limit_are_as_asked_unless_the_task_has_no_examples(saved, f
 @pytest.mark.slow
 def test_a_task_that_cannot_be_made_is_refused_and_why(folder, tmp_path):
     place = folder("lacking", data=tmp_path / "nowhere.jsonl")
-    with pytest.raises(SavedError, match=r"data of the task lacking .*nowhere\.jsonl"):
+    with pytest.raises(SavedError, match=r"task lacking .*nowhere\.jsonl"):
         load(["lacking"], place)
     place = folder("elsewhere", dataset_path="some/body", dataset_name="ours", dataset_kwargs={})
-    with pytest.raises(SavedError, match=r"some/body ours of the task elsewhere is not") as error:
+    with pytest.raises(SavedError, match=r"some/body ours of the task elsewhere") as error:
         load(["elsewhere"], place)
     assert "datasets.load_dataset('some/body', 'ours')\"" in error.value.facts["help"]
     place = folder("wrong", no_such_key=1)
-    with pytest.raises(SavedError, match=r"task wrong cannot be made: .*no_such_key"):
+    with pytest.raises(SavedError, match=r"task wrong .*no_such_key"):
         load(["wrong"], place)
 
 
@@ -253,9 +253,9 @@ def test_what_a_model_of_text_is_not_for_is_refused(folder):
     with pytest.raises(SavedError, match="up to 8 tokens"):
         registry.check(loaded["tasks"].values(), 8)
     options["generation_kwargs"] |= {"do_sample": True, "temperature": 1.0}
-    with pytest.raises(SavedError, match="draws its answers"):
+    with pytest.raises(SavedError, match="task drawn samples"):
         registry.check(load(["drawn"], folder("drawn", **text, **options))["tasks"].values(), 99)
-    with pytest.raises(SavedError, match="runs code"):
+    with pytest.raises(SavedError, match="task code runs code"):
         registry.check(load(["code"], folder("code", unsafe_code=True))["tasks"].values(), 99)
 
 
@@ -266,10 +266,10 @@ def test_an_answer_has_as_many_tokens_as_a_task_allows_by_default():
 @pytest.mark.slow
 def test_an_unknown_task_is_refused_with_names_near_it_and_the_files_that_are_none(folder):
     place = folder("mine")
-    with pytest.raises(SavedError, match=r"no task called 'hellaswagg'\. .*hellaswag"):
+    with pytest.raises(SavedError, match=r"'hellaswagg'\. .* hellaswag[ ,.].*`lm-eval ls tasks`"):
         load(["mine", "hellaswagg"], place)
     (place / "rubbish.yaml").write_text("task: [")
-    with pytest.raises(SavedError, match=r"'rubbish', and .*rubbish\.yaml cannot be read"):
+    with pytest.raises(SavedError, match=r"'rubbish', and .*rubbish\.yaml "):
         load(["rubbish"], place)
     # A name of its own is found where others are not read.
     assert list(load(["mine"], place)["tasks"]) == ["mine"]

@@ -193,11 +193,11 @@ def test_layers_that_differ_are_built_as_they_are(arguments, folder):
     "text, says",
     [
         ("num_layers: 3\n", "hidden_size, ffn_hidden_size, num_attention_heads"),
-        (SIZES + "vocab_size: 99\n", "teacher's vocab_size is 99, the student's 128"),
-        (SIZES + "padded_vocab_size: 256\n", "padded_vocab_size is 256"),
-        (SIZES + "seq_length: 16\n", "16 positions.*32 tokens.*--seq-length 16"),
-        (SIZES + "num_query_group: 1\n", "unknown key num_query_group.*num_query_groups"),
-        ("- a list", "holds no mapping"),
+        (SIZES + "vocab_size: 99\n", " vocab_size .*99.*128"),
+        (SIZES + "padded_vocab_size: 256\n", " padded_vocab_size .*256"),
+        (SIZES + "seq_length: 16\n", "16.*32.*--seq-length 16"),
+        (SIZES + "num_query_group: 1\n", "num_query_group[^s].*num_query_groups"),
+        ("- a list", "mapping"),
         ("a: [", "cannot be read"),
     ],
 )
@@ -209,8 +209,12 @@ def test_a_teacher_that_does_not_fit_is_refused(arguments, folder, text, says):
 
 def test_without_a_checkpoint_there_is_no_teacher(arguments, tmp_path):
     (tmp_path / "model_config.yaml").write_text(SIZES)
-    with pytest.raises(DistillationError, match="no checkpoint of a teacher in"):
+    with pytest.raises(DistillationError) as error:
         load_teacher_config(str(tmp_path), arguments())
+    assert str(error.value) == (
+        f"{tmp_path} has no checkpoint of a teacher. Expected: latest_checkpointed_iteration.txt "
+        "in it, and the folder that it names."
+    )
 
 
 def test_the_tracker_or_nemos_folder_names_the_checkpoint(folder, tmp_path_factory):

@@ -50,8 +50,8 @@ def test_a_checkpoint_that_would_run_code_is_refused(program, tmp_path, one_rank
     (tmp_path / ".metadata").write_bytes(pickle.dumps(Command()))
     from mqo.megatron.run.checkpoints import CheckpointError
 
-    with pytest.raises(CheckpointError, match=r"\.metadata would run \w+\.system"):
-        program.describe(tmp_path, tmp_path / "facts.json")
+    with pytest.raises(CheckpointError, match=r"\.metadata .*\w+\.system"):
+        program.write_arguments(tmp_path, tmp_path / "facts.json")
     assert not (tmp_path / "ran").exists()
 
 
@@ -318,7 +318,7 @@ def test_another_dtype_is_each_tensor_rounded(converted, vendored, tmp_path):
 def test_a_value_that_a_dtype_cannot_hold_is_named(program):
     small, large = torch.tensor([1.0, -65504.0]), torch.tensor([1.0, 7e4])
     assert torch.equal(program.cast("a", small, torch.float16), small.half())
-    with pytest.raises(program.SavedError, match="a holds the value 70000"):
+    with pytest.raises(program.SavedError, match=r"a .*70000.*65504.*--dtype"):
         program.cast("a", large, torch.float16)
     broken = torch.tensor([torch.inf, torch.nan])  # of a run that diverged: kept as it is
     assert program.cast("a", broken, torch.float16).isnan().tolist() == [False, True]

@@ -66,14 +66,14 @@ ALL = {QK: 1, ROUTER: 1, **dict.fromkeys([*QK_BACKWARD, *ROUTER_BACKWARD], 1)}
 def test_products_are_told_apart_by_site_module_and_what_they_differentiate(products, program):
     model, x = Sited(products), torch.empty(2, 5, 4, **META)
     run(products, model, lambda: model(x))
-    assert {astuple(p)[:-1]: calls for p, calls in products.found.items()} == ALL
+    assert {astuple(p)[:-1]: calls for p, calls in products.counts.items()} == ALL
     assert sum(row["flops"] for row in program.rows(products)) == 3 * (400 + 120)
 
 
 def test_what_is_recomputed_in_the_backward_pass_counts_again(products):
     model, x = Sited(products), torch.empty(2, 5, 4, **META)
     run(products, model, lambda: checkpoint(model, x, use_reentrant=True))
-    assert {astuple(p)[:-1]: calls for p, calls in products.found.items()} == {
+    assert {astuple(p)[:-1]: calls for p, calls in products.counts.items()} == {
         **ALL,
         QK: 2,
         ROUTER: 2,
@@ -85,14 +85,14 @@ def test_a_hand_written_backward_pass_is_of_its_forward_product(products):
     x, weight = torch.empty(5, 4, **META), torch.empty(3, 4, device="meta")
     run(products, model, lambda: Frozen.apply(model(x), weight).sum())
     outside = "outside of all modules"
-    assert [astuple(p)[:2] for p in products.found] == [(outside, "mm"), (outside, "mm backward")]
+    assert [astuple(p)[:2] for p in products.counts] == [(outside, "mm"), (outside, "mm backward")]
 
 
 def test_operands_without_a_product_are_an_error(products, program):
     products.operands("wgrad", "none", torch.nn.Identity())
-    with pytest.raises(program.CoverageError, match="no product followed when wgrad of"):
+    with pytest.raises(program.CoverageError, match=r"^wgrad of outside of all modules "):
         products.operands("fprop", "none", torch.nn.Identity())
-    with pytest.raises(program.CoverageError, match="no product followed"):
+    with pytest.raises(program.CoverageError, match=r"^wgrad of outside of all modules "):
         program.rows(products)
 
 
@@ -101,7 +101,7 @@ def test_a_product_of_other_operands_is_an_error(products, program):
     operands = products.operands("fprop", "mxfp8", torch.nn.Identity())
     operands.lhs(x)
     operands.rhs(x)
-    with products, pytest.raises(program.CoverageError, match="not of the operands"):
+    with products, pytest.raises(program.CoverageError, match=r"^Product\(.*'fprop'"):
         torch.mm(x, torch.empty(4, 6, device="meta"))
 
 
@@ -109,7 +109,7 @@ def test_work_that_is_counted_elsewhere_and_not_here_is_an_error(products, progr
     x, kernel = torch.empty(1, 1, 8, 8, device="meta"), torch.empty(1, 1, 3, 3, device="meta")
     with products:
         torch.nn.functional.conv2d(x, kernel)
-    with pytest.raises(program.CoverageError, match="make 0 FLOPs, where torch counts 648"):
+    with pytest.raises(program.CoverageError, match=r"0 FLOPs.* 648"):
         program.rows(products)
 
 

@@ -40,9 +40,9 @@ def test_a_limit_is_of_predicted_tokens_and_reads_no_further(program):
             yield document
 
     args = Namespace(padded_vocab_size=8)
-    assert list(program.ids_of(args, program.Part("a text", documents()), 4)) == [1, 2, 3, 4, 5]
+    assert list(program.ids_of(args, program.Text("a text", documents()), 4)) == [1, 2, 3, 4, 5]
     assert len(read) == 2
-    everything = program.Part("a text", documents())
+    everything = program.Text("a text", documents())
     assert list(program.ids_of(args, everything, None)) == [1, 2, 3, 4, 5, 6, 7]
 
 
@@ -50,8 +50,12 @@ def test_a_token_that_the_model_does_not_have_is_named(program):
     from megatron.inference.load_model import SavedError
 
     args = Namespace(padded_vocab_size=4)
-    with pytest.raises(SavedError, match="a text has the token 5, and the model ends at 3"):
-        list(program.ids_of(args, program.Part("a text", [[1, 5]]), None))
+    with pytest.raises(SavedError) as error:
+        list(program.ids_of(args, program.Text("a text", [[1, 5]]), None))
+    assert str(error.value) == (
+        "a text has the token 5, but the model's last token is 3. "
+        "Expected: the vocabulary that the model was trained with."
+    )
 
 
 def test_a_text_shorter_than_a_window_is_refused(program, monkeypatch):
@@ -62,11 +66,11 @@ def test_a_text_shorter_than_a_window_is_refused(program, monkeypatch):
     monkeypatch.setattr(program, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1))
     args = Namespace(padded_vocab_size=100, seq_length=8, micro_batch_size=2)
     with pytest.raises(load_model.SavedError, match="a text holds 5 tokens") as caught:
-        program.measured(model, args, program.Part("a text", [range(5)]), None)
+        program.measured(model, args, program.Text("a text", [range(5)]), None)
     assert caught.value.facts["expected"].startswith("at least 9")
     # As few as were asked for will do.
-    assert program.measured(model, args, program.Part("a text", [range(5)]), 4) == (4.0, 4)
-    assert program.measured(model, args, program.Part("a text", [range(30)]), None) == (29.0, 29)
+    assert program.measured(model, args, program.Text("a text", [range(5)]), 4) == (4.0, 4)
+    assert program.measured(model, args, program.Text("a text", [range(30)]), None) == (29.0, 29)
 
 
 def test_what_is_held_out_is_the_validation_split(program):
@@ -79,7 +83,7 @@ def test_what_is_held_out_is_the_validation_split(program):
     prefixes, share = program.held_out(args)
     assert (prefixes, share) == (["one"], pytest.approx((0.8, 1.0)))
     args.split = "100,0,0"
-    with pytest.raises(SavedError, match="held no text out"):
+    with pytest.raises(SavedError, match=r"no validation split.*--data"):
         program.held_out(args)
     args.data_path, args.train_data_path, args.valid_data_path = None, ["a"], ["b"]
     assert program.held_out(args) == (["b"], (0.0, 1.0))
@@ -89,7 +93,7 @@ def test_what_is_to_be_predicted_is_known_before_and_told_batch_by_batch(program
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(program, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1))
     args = Namespace(padded_vocab_size=100, seq_length=4, micro_batch_size=2)
-    part, told = program.Part("a text", [range(30)], 30), []
+    part, told = program.Text("a text", [range(30)], 30), []
     assert (part.predicted(None), part.predicted(10)) == (29, 10)
     program.measured(Namespace(mqo_watched=True), args, part, None, told.append)
     assert told == [8, 16, 24, 28, 29]
@@ -105,7 +109,7 @@ def test_documents_are_text_without_their_ends_and_no_more_are_read(program, mon
             read.append(document)
             yield document
 
-    monkeypatch.setattr(program, "parts", lambda *_: [program.Part("a text", documents())])
+    monkeypatch.setattr(program, "chosen_texts", lambda *_: [program.Text("a text", documents())])
     tokenizer = Namespace(eod=0, detokenize=lambda ids: "".join(map(str, ids)))
     args, given = Namespace(padded_vocab_size=4), Namespace(limit=2)
     assert list(program.documents(args, given, tokenizer)) == ["12", "3"]

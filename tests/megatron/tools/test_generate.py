@@ -17,7 +17,7 @@ def test_a_prompt_must_be_one_and_leave_room(program):
 
     args = Namespace(max_position_embeddings=8)
     program.check_length(args, "abc", [1, 2, 3], 5)
-    with pytest.raises(SavedError, match="3 tokens and 6 more are 9"):
+    with pytest.raises(SavedError, match=r"3 tokens.* 6 .* 9 .*--tokens"):
         program.check_length(args, "abc", [1, 2, 3], 6)
-    with pytest.raises(SavedError, match="holds no token"):
+    with pytest.raises(SavedError, match="prompt ''"):
         program.check_length(args, "", [], 1)

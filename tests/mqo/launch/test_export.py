@@ -1,6 +1,7 @@
 """`mqo export`, with the real program, on a folder of transformers'."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -55,7 +56,7 @@ def test_the_reader_in_the_folder_needs_nothing_of_ours(command_line, model, tmp
     target, full = tmp_path / "made", tmp_path / "in full"
     code, out, err = command_line("export", model, target, "--format", "hif4")
     assert code == 0, err
-    assert "layout mqo (not compressed-tensors: it has no hif4)" in out
+    assert re.search(r"layout mqo \(not compressed-tensors: .* hif4\)", out)
     page = (target / "README.md").read_text()
     assert page.startswith("# A model\n")
     assert "7 weight matrices in hif4" in page
@@ -72,9 +73,9 @@ def test_the_reader_in_the_folder_needs_nothing_of_ours(command_line, model, tmp
     [
         (("--format", "int3"), "There is no type to export called 'int3'"),
         (("--format", "hif4", "--layout", "gguf"), "There is no layout called 'gguf'"),
-        (("--format", "hif4", "--layout", "fp8"), "cannot hold these weights: it has no hif4"),
-        ((), "a run, or --format TYPE"),
-        (("--format", "mxfp4", "--dtype", "bf16"), "--dtype was given for the Hugging Face folder"),
+        (("--format", "hif4", "--layout", "fp8"), "does not store hif4. Expected: --layout mqo"),
+        ((), "does not say how its weights were quantized"),
+        (("--format", "mxfp4", "--dtype", "bf16"), "whose dtype stays"),
         (("--format", "mxfp4", "--dtype", "fp64"), "fp64"),
     ],
 )
@@ -115,8 +116,7 @@ def test_layers_that_the_weights_lack_are_refused(command_line, model, tmp_path,
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"num_hidden_layers": count}))
     code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")
-    words = f"num_hidden_layers = {count!r}, and the weights have 1 layers"
-    assert (code, words in err) == (2, True), err
+    assert (code, f"num_hidden_layers = {count!r}, " in err) == (2, True), err
     assert not (tmp_path / "made").exists()
 
 

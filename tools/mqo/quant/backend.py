@@ -1,4 +1,4 @@
-"""The one way to quantize a tensor, whichever implementation does it."""
+"""Dispatch `fake_quantize` to the CPU, GPU or reference implementation."""
 
 import functools
 import os
@@ -41,33 +41,33 @@ def fake_quantize(
 ) -> Tensor:
     """Round `x` to the format of `spec` and back: x's shape and dtype, no gradient.
 
-    MQO_QUANT_BACKEND names the implementation: reference, cpu or triton. Unset, it is the one
-    made for x's device, where that can be imported. The reference does what another does not
-    support; all give the same bits.
+    MQO_QUANT_BACKEND names the implementation: reference, cpu or triton. If unset, it is the one
+    for x's device, if that can be imported. The reference handles what another does not support;
+    all give the same bits.
 
     Args:
         x: float32, bfloat16 or float16, of any shape, strides and device.
-        spec: the format; 'none' returns `x` itself, of whatever dtype.
+        spec: the format; 'none' returns `x` itself, of any dtype.
         axis: the axis along which blocks run, the contraction axis of a GEMM.
-        out: where to write, and what to return: a tensor like `x`, of any strides, or `x` itself.
+        out: the tensor to write and return, of x's shape and dtype and any strides, or `x` itself.
             It must not overlap `x` otherwise. None makes a new tensor, with x's strides.
         seed: for stochastic rounding, 0 .. 2^64 - 1; see stochastic.py.
-        amax: float32 [] on x's device, the largest magnitude of the tensor that `x` is a part of,
-            for formats with a scale of the tensor; None: of `x`.
+        amax: float32 [] on x's device, the amax of the tensor that `x` is a part of, for formats
+            with a scale per tensor; None for that of `x`.
 
-    The result fits x's dtype exactly, except where rounding up passes its largest value and gives
-    Inf (docs/formats.md). Under torch.set_flush_denormal(True) the CPU takes subnormals for zeros.
+    x's dtype represents the result exactly, unless rounding up exceeds its largest value and gives
+    Inf (docs/formats.md). With torch.set_flush_denormal(True) the CPU reads subnormals as zeros.
 
     Raises:
         TypeError: `x` has another dtype.
-        ValueError: an argument is none of the valid ones, which the text names.
+        ValueError: an argument is invalid; the text names the valid ones.
         RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
     """
     if spec.quant_type == "none":
         return x if out is None else out.copy_(x)
     check_arguments(x, spec, axis, seed)
     if out is not None and (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
-        raise ValueError(f"out is {describe(out)}; valid: {describe(x)}, as x")
+        raise ValueError(f"out is {tensor_text(out)}; valid: {tensor_text(x)}, as x")
     if not is_traced(x):
         return _quantize(x, spec, axis, out, seed, amax)
     arguments = (amax, axis, signed(seed or 0), *fields_of(spec))
@@ -79,7 +79,7 @@ def fake_quantize(
 
 
 def check_arguments(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> None:
-    """Raise what `fake_quantize` raises for these arguments, unless they are valid."""
+    """Check the arguments of `fake_quantize`; raise what it raises."""
     if x.dtype not in DTYPES:
         raise TypeError(f"cannot quantize {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
     if x.dim():
@@ -98,7 +98,7 @@ def _quantize(
     seed: int | None,
     amax: Tensor | None,
 ) -> Tensor:
-    """Ask one implementation after the other; arguments are checked."""
+    """Use the first implementation that supports the arguments, which are checked."""
     for qdq in implementations(x.device.type, _load):
         result = qdq(x, spec, axis, out, seed, amax)
         if result is not None:
@@ -107,18 +107,18 @@ def _quantize(
 
 
 def implementations(device: str, load: Callable[[str], F | ImportError]) -> tuple[F, F]:
-    """Return what to try, in order, for a tensor on `device`: of MODULES, as `load` finds them."""
-    asked = os.environ.get(ENVIRONMENT_VARIABLE)
-    if asked:
-        check_choice(ENVIRONMENT_VARIABLE, asked, tuple(MODULES))
-    chosen = load(asked or _BY_DEVICE.get(device, "reference"))
+    """Return the implementations to try, in order, for a tensor on `device`; `load` loads one."""
+    requested = os.environ.get(ENVIRONMENT_VARIABLE)
+    if requested:
+        check_choice(ENVIRONMENT_VARIABLE, requested, tuple(MODULES))
+    chosen = load(requested or _BY_DEVICE.get(device, "reference"))
     reference = load("reference")
     if isinstance(reference, ImportError):
         raise reference
     if isinstance(chosen, ImportError):
-        if asked:
+        if requested:
             raise RuntimeError(
-                f"{ENVIRONMENT_VARIABLE}={asked}, but that cannot be imported here: {chosen}"
+                f"{ENVIRONMENT_VARIABLE}={requested}, but that cannot be imported: {chosen}"
             ) from chosen
         _warn_of_reference(str(chosen))
         chosen = reference
@@ -129,8 +129,8 @@ def implementations(device: str, load: Callable[[str], F | ImportError]) -> tupl
 def _warn_of_reference(why: str) -> None:
     """Warn once that the kernels are missing. The reference gives the same bits, but is slower."""
     warnings.warn(
-        f"mqo.quant computes with its reference, in torch operations: {why}. The CPU kernels need "
-        "numba, those for GPUs need triton",
+        f"mqo.quant uses its slow reference, in torch operations: {why}. Install numba for the CPU "
+        "kernels, or triton for those of GPUs",
         stacklevel=2,
     )
 
@@ -144,16 +144,16 @@ def _load(name: str) -> Qdq | ImportError:
     return qdq
 
 
-def describe(x: Tensor) -> str:
-    """Return what an error says of a tensor."""
+def tensor_text(x: Tensor) -> str:
+    """Describe a tensor in an error: its shape, dtype and device."""
     return f"{list(x.shape)} {x.dtype} on {x.device}"
 
 
 # -- operators -------------------------------------------------------------------------------------
 
-# torch.compile and fake tensors see one operator in the place of what an implementation does. It
-# takes no objects: a spec goes in as its fields, and a seed as a signed number. It is defined one
-# level below torch.library.custom_op, whose checks of every call cost more than a small tensor.
+# torch.compile and fake tensors see an operator instead of an implementation. It does not take
+# objects: a spec is passed as its fields, and a seed as a signed number. It is defined one level
+# below torch.library.custom_op, whose checks of every call cost more than a small tensor.
 SPEC_SCHEMA = (
     "str quant_type, int? block, str scale_rule, str rounding, str overflow, bool tensor_scale,"
     " str tile"
@@ -163,31 +163,31 @@ _NAME = "megatron_quant::fake_quantize"
 torch.library.define(_NAME, f"(Tensor x, {_SHARED}) -> Tensor")
 torch.library.define(f"{_NAME}_out", f"(Tensor x, Tensor(a!) out, {_SHARED}) -> ()")
 
-spec_of = functools.cache(QuantSpec)
+spec_from_fields = functools.cache(QuantSpec)
 
 
 def is_traced(x: Tensor) -> bool:
-    """Return whether the operator has to be called, which takes some microseconds."""
+    """Return whether to call the operator, which costs some microseconds."""
     traced = torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)
     return traced or is_in_torch_dispatch_mode()
 
 
 def fields_of(spec: QuantSpec) -> tuple[Any, ...]:
-    """Return what an operator takes in the place of a spec; `spec_of` makes one of it."""
+    """Return the fields of a spec for an operator; `spec_from_fields` is the inverse."""
     choices = (spec.block, spec.scale_rule, spec.rounding, spec.overflow, spec.tensor_scale)
     return (spec.quant_type, *choices, spec.tile)
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")
 def _fake_quantize(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> Tensor:
-    return _quantize(x, spec_of(*fields), axis, None, seed % 2**64, amax)
+    return _quantize(x, spec_from_fields(*fields), axis, None, seed % 2**64, amax)
 
 
 @torch.library.impl(f"{_NAME}_out", "CompositeExplicitAutograd")
 def _fake_quantize_out(
     x: Tensor, out: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any
 ) -> None:
-    _quantize(x, spec_of(*fields), axis, out, seed % 2**64, amax)
+    _quantize(x, spec_from_fields(*fields), axis, out, seed % 2**64, amax)
 
 
 torch.library.register_fake(_NAME, lambda x, *_: torch.empty_like(x))

@@ -9,9 +9,9 @@ _HIF8_RANGES = ((0x60, 4, 5), (0x40, 3, 5), (0x20, 2, 5), (0x10, 1, 4), (0x08, 0
 
 
 def code_values(quant_type: str) -> list[float]:
-    """Return the value of every code of a format: 16 for one of 4 bits, 64 of 6, 256 of 8.
+    """Return the value of every code of a format, without a scale: 16, 64 or 256 values.
 
-    An element's value is without its scale. Infinities and NaN included.
+    Infinities and NaN are included.
     """
     check_choice("coded type", quant_type, tuple(FORMATS))
     element = FORMATS[quant_type].element

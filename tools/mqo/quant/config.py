@@ -1,4 +1,4 @@
-"""The quantizer's options: a TOML file that the run's environment names, read once a process."""
+"""The quantizer's options, read once per process from the TOML file that MQO_QUANT_CONFIG names."""
 
 import functools
 import os
@@ -27,11 +27,11 @@ from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
 
 @dataclass(frozen=True)
 class QuantConfig(Options):
-    """What a run quantizes: its options, what its source should say, and its schedules.
+    """A run's options, the types of its source, and its schedules.
 
     `asked` maps a site to the type of the run's mode; the guard compares the records with it.
-    `schedule` maps a site to the types that it runs as, the first of which is the one in the
-    source. `operands` maps SITE.OPERAND to what differs for it, and `rules` are of layers.
+    `schedule` maps a site to its types over time; the first is the one in the source. `operands`
+    maps SITE.OPERAND to its differences, and `rules` override the types of layers.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class QuantConfig(Options):
     def contradictions(self) -> list[str]:
         """Return one text per schedule that does not begin with the type in the source."""
         return [
-            f"the schedule of {site} begins with {schedule[0].quant_type}, but the source says "
+            f"the schedule of {site} begins with {schedule[0].quant_type}, but the source has "
             f"{wanted}"
             for site, schedule in self.schedule.items()
             if (wanted := self.asked.get(site, NONE)) != schedule[0].quant_type
@@ -58,11 +58,11 @@ class QuantConfig(Options):
         return any(phase.quant_type != NONE for site in sites for phase in self.phases(site))
 
     def spec(self, quant_type: str) -> QuantSpec:
-        """Return how a format is quantized where no row of [operands] says otherwise."""
+        """Return the spec of a format, for operands without a row in [operands]."""
         return self._spec(quant_type, PLAIN)
 
     def layer_type(self, site: str, layer: str, quant_type: str) -> str:
-        """Return the type of `layer` at `site`, whose literal or schedule says `quant_type`."""
+        """Return the type of `layer` at `site`, whose literal or schedule has `quant_type`."""
         return self.ruled_type(site, layer, quant_type) or quant_type
 
     def ruled_type(self, site: str, layer: str, quant_type: str) -> str | None:
@@ -74,24 +74,24 @@ class QuantConfig(Options):
         return rule.quant_type if rule else None
 
     def operand_type(self, site: str, operand: str, layer: str, quant_type: str) -> str:
-        """Return the format of an operand of `layer` where the site's type is `quant_type`.
+        """Return the format of an operand of `layer` if the site's type is `quant_type`.
 
-        It is 'none' for one that is not quantized, as those of an excluded layer are. Raises
-        ValueError where no row says what an operand of a 'mixed' site is.
+        It is 'none' if the operand is not quantized, as in an excluded layer. Raise ValueError if
+        no row gives the type of an operand of a 'mixed' site.
         """
         return self.operand_spec(site, operand, layer, quant_type).spec.quant_type
 
     def operand_spec(self, site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
-        """Return how an operand of `layer` is quantized; arguments as `operand_type`."""
+        """Return the spec of an operand of `layer`; arguments as `operand_type`."""
         return self.spec_in(site, operand, quant_type, self.ruled_type(site, layer, quant_type))
 
     def spec_in(
         self, site: str, operand: str, quant_type: str, ruled: str | None = None
     ) -> OperandSpec:
-        """Return how an operand is quantized in layers that a rule gives the type `ruled`.
+        """Return the spec of an operand in layers to which a rule gives the type `ruled`.
 
-        A row of [operands] belongs to the type in the source. Layers with a rule, and a later phase
-        of a schedule with another type, use the defaults of their own type. Raises what
+        A row of [operands] applies only to the type in the source. Layers with a rule, and later
+        phases of a schedule with another type, use the defaults of their own type. Raise what
         `operand_type` raises.
         """
         name, is_the_sources = f"{site}.{operand}", quant_type == self.asked.get(site, quant_type)
@@ -126,32 +126,33 @@ class QuantConfig(Options):
 
     def blocks(self) -> dict[str, int]:
         """Return the longest block of each site, of a scale or a transform, at any step."""
-        found = {
-            name: [how.longest_block for _, how in self._ever(site)] for name, site in SITES.items()
+        lengths = {
+            name: [spec.longest_block for _, spec in self._ever(site)]
+            for name, site in SITES.items()
         }
-        return {name: max(sizes) for name, sizes in found.items() if any(sizes)}
+        return {name: max(sizes) for name, sizes in lengths.items() if any(sizes)}
 
     def squares(self) -> dict[str, int]:
         """Return {SITE.OPERAND: side} of the operands that are quantized in squares at any step."""
-        found: dict[str, int] = {}
+        sides: dict[str, int] = {}
         for name, site in SITES.items():
-            for operand, how in self._ever(site):
-                if how.spec.tile == "square":
-                    side = max(how.longest_block, found.get(f"{name}.{operand}", 0))
-                    found[f"{name}.{operand}"] = side
-        return found
+            for operand, operand_spec in self._ever(site):
+                if operand_spec.spec.tile == "square":
+                    side = max(operand_spec.longest_block, sides.get(f"{name}.{operand}", 0))
+                    sides[f"{name}.{operand}"] = side
+        return sides
 
     def _ever(self, site: GemmSite) -> Iterator[tuple[str, OperandSpec]]:
-        """Yield how each operand of a site is quantized, at any step and in any layer."""
+        """Yield (operand, spec) of a site, over all steps and layers, if quantized."""
         types = [p.quant_type for p in self.phases(site.name) if p.quant_type != NONE]
-        # The model knows which layers match a rule.
+        # Without the model, any rule may match a layer.
         rules = [rule.quant_type for rule in self.rules if excludes.is_for(rule.layers, site)]
         for operand in (site.lhs, site.rhs):
             for site_type in types:
                 for ruled in (None, *rules):
-                    how = self.spec_in(site.name, operand, site_type, ruled)
-                    if how.spec.quant_type != NONE:
-                        yield operand, how
+                    operand_spec = self.spec_in(site.name, operand, site_type, ruled)
+                    if operand_spec.spec.quant_type != NONE:
+                        yield operand, operand_spec
 
 
 # The tables of the file, with a check for each of their keys.
@@ -169,8 +170,8 @@ def current() -> QuantConfig:
 
     Raises:
         FileNotFoundError: the named file does not exist.
-        ValueError: the file is no TOML, or holds an unknown key or value; the text names the
-            file, the key and the valid ones.
+        ValueError: the file is not TOML, or has an unknown key or value; the text names the file,
+            the key and the valid ones.
     """
     path = os.environ.get(ENVIRONMENT_VARIABLE)
     return load(Path(path)) if path else QuantConfig()
@@ -178,33 +179,33 @@ def current() -> QuantConfig:
 
 @functools.cache
 def spec_of(site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
-    """Return `QuantConfig.operand_spec` of this process; raises what `current` raises."""
+    """Return `QuantConfig.operand_spec` of this process; raise what `current` raises."""
     return current().operand_spec(site, operand, layer, quant_type)
 
 
 @functools.cache
 def type_of(site: str, operand: str, layer: str, quant_type: str) -> str:
-    """Return `QuantConfig.operand_type` of this process; raises what `current` raises."""
+    """Return `QuantConfig.operand_type` of this process; raise what `current` raises."""
     return current().operand_type(site, operand, layer, quant_type)
 
 
 @functools.cache
 def is_excluded(site: str, layer: str) -> bool:
-    """Return whether this process leaves `layer` unquantized at `site`; raises as `current`."""
-    # Any type but 'none' does: what the site's is, does not matter here.
+    """Return whether this process leaves `layer` unquantized at `site`; raise as `current`."""
+    # Any type but 'none' works: the type of the site does not matter here.
     return layer_type(site, layer, "mixed") == NONE
 
 
 @functools.cache
 def layer_type(site: str, layer: str, quant_type: str) -> str:
-    """Return `QuantConfig.layer_type` of this process; raises what `current` raises."""
+    """Return `QuantConfig.layer_type` of this process; raise what `current` raises."""
     return current().layer_type(site, layer, quant_type)
 
 
 def scheduled(site: str, quant_type: str) -> str:
-    """Return the type of `site` at this step, whose source says `quant_type`.
+    """Return the type of `site` at this step; `quant_type` is the one in its source.
 
-    Raises what `current` raises, and ValueError where a share cannot be told.
+    Raise what `current` raises, and ValueError for a share if the number of steps is unknown.
     """
     schedule = current().schedule.get(site)
     return quant_type if schedule is None else type_at(schedule, step(), total())
@@ -220,7 +221,7 @@ def reset() -> None:
 
 
 def load(path: Path) -> QuantConfig:
-    """Read the options from the TOML file `path`; raises what `current` raises."""
+    """Read the options from the TOML file `path`; raise what `current` raises."""
     try:
         return parse(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -228,26 +229,26 @@ def load(path: Path) -> QuantConfig:
 
 
 def parse(text: str) -> QuantConfig:
-    """Read the options from TOML; ValueError names the key, and the valid ones."""
+    """Read the options from TOML; raise a ValueError that names the key and the valid ones."""
     tables = tomllib.loads(text)
     operands = parse_operands(tables.pop("operands", {}))
     rules = parse_rules(tables.pop("rules", []))
     for name, table in tables.items():
         _check_table(name, table)
     check_packed(tables.get("quantizer", {}), operands.get("fprop.x", PLAIN))
-    asked = tables.pop("asked", {})
+    types = tables.pop("asked", {})
     schedule = {site: parse_schedule(text) for site, text in tables.pop("schedule", {}).items()}
     options = {key: value for table in tables.values() for key, value in table.items()}
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
-    parts = {"asked": asked, "schedule": schedule, "operands": operands, "rules": rules}
+    parts = {"asked": types, "schedule": schedule, "operands": operands, "rules": rules}
     return QuantConfig(**parts, **(options | lists))
 
 
 def check_packed(options: Mapping[str, Any], x: OperandRow) -> None:
-    """Raise ValueError where activations cannot be saved as fprop's operand `x` is quantized."""
+    """Raise ValueError if activations cannot be saved in the form of fprop's operand `x`."""
     if options.get("save_activations") == "packed" and (not x.is_plain or x.quant_type == NONE):
         raise ValueError(
-            "[quantizer] save_activations = 'packed' saves fprop.x as it is quantized; valid: "
+            "[quantizer] save_activations = 'packed' saves the quantized fprop.x; valid: "
             "operands.fprop.x with a type, without hadamard and gain"
         )
 

@@ -18,7 +18,7 @@ NEAREST = 3
 
 
 def split(pattern: str) -> tuple[str | None, str]:
-    """Return the one site, or kind of sites, that a pattern is for, None for all, and its glob."""
+    """Split a pattern into its site, or kind of sites (None for all), and its glob."""
     site, colon, glob = pattern.rpartition(":")
     return (site if colon else None), glob
 
@@ -26,16 +26,16 @@ def split(pattern: str) -> tuple[str | None, str]:
 def check(patterns: object) -> None:
     """Raise ValueError unless `patterns` is a list of patterns, each with a site that exists."""
     if not isinstance(patterns, list) or not all(isinstance(p, str) and p for p in patterns):
-        raise ValueError(f"{patterns!r} is no list of patterns, such as ['output_layer']")
+        raise ValueError(f"{patterns!r} is not a list of patterns; valid: ['output_layer']")
     for site, glob in map(split, patterns):
         if site is not None:
             check_choice("GEMM site or kind of them", site, (*SITES, LINEAR, ATTENTION))
         if not glob:
-            raise ValueError(f"'{site}:' names no layer; valid: SITE:GLOB")
+            raise ValueError(f"'{site}:' does not name a layer; valid: SITE:GLOB")
 
 
 def is_for(pattern: str, site: GemmSite) -> bool:
-    """Return whether `pattern` is for a site, whatever its layers are."""
+    """Return whether `pattern` is for a site, with any layers."""
     return split(pattern)[0] in (None, site.name, site.layer)
 
 
@@ -56,6 +56,6 @@ def unmatched(patterns: Iterable[str], layers: Iterable[Any]) -> list[str]:
         names = sorted({layer.name for layer in layers if layer.kind in kinds})
         if not any(fnmatchcase(name, glob) for name in names):
             near = difflib.get_close_matches(glob.rstrip("*."), names, NEAREST, cutoff=0.0)
-            nearest = f"the nearest are {', '.join(near)}" if near else "there is none to match"
+            nearest = f"the nearest are {', '.join(near)}" if near else "the model has none"
             faults.append(f"the pattern '{pattern}' matches no layer with such a GEMM; {nearest}")
     return faults

@@ -41,7 +41,7 @@ class Minifloat:
 
     @classmethod
     def integer(cls, name: str, bits: int, signs: str) -> "Minifloat":
-        """Derive the constants of an integer's row; ValueError as `of`."""
+        """Derive the constants of an integer's row; raise ValueError as `from_row`."""
         check_choice(f"signs of {name}", signs, ("magnitude", "complement"))
         check_choice(f"bits of {name}", bits, range(3, 9))
         fraction = bits - 2
@@ -49,11 +49,11 @@ class Minifloat:
         return cls(name, bits, 0, 0, fraction, top, complement=signs == "complement")
 
     @classmethod
-    def of(cls, name: str, bits: int, mantissa_bits: int, special: str = NONE) -> "Minifloat":
-        """Derive the constants of a row; ValueError for one that the kernels cannot compute."""
+    def from_row(cls, name: str, bits: int, mantissa_bits: int, special: str = NONE) -> "Minifloat":
+        """Derive the constants of a row; raise ValueError if the kernels do not support it."""
         check_choice(f"special codes of {name}", special, (NONE, "nan", "ieee"))
         exponent_bits = bits - 1 - mantissa_bits
-        # A code is a byte; ties to even go by the mantissa; every value is a bfloat16's.
+        # A code is a byte; ties to even need a mantissa; bfloat16 has every value.
         check_choice(f"bits of {name}", bits, range(3, 9))
         check_choice(f"mantissa bits of {name}", mantissa_bits, range(1, bits - 1))
         check_choice(f"exponent bits of {name}", exponent_bits, range(1, 6))
@@ -107,23 +107,23 @@ class Format:
 
     @property
     def minifloat(self) -> Minifloat:
-        """The element of a format with a scale that is not a tapered format's."""
+        """The element, which is a minifloat."""
         return minifloat(self.element)
 
     @property
     def tapered(self) -> TaperedFormat:
-        """The element of a format whose element is tapered."""
+        """The element, which is tapered."""
         assert isinstance(self.element, TaperedFormat), f"{self.element.name} is not tapered"
         return self.element
 
     @property
     def is_mx(self) -> bool:
-        """Whether it is one of OCP's, whose block and scale rule can be chosen."""
+        """Whether it is an MX format of OCP, with a choice of block and scale rule."""
         return self.scale == "e8m0"
 
     @property
     def needs_tensor_amax(self) -> bool:
-        """Whether its scales follow from the largest magnitude of the tensor."""
+        """Whether its scales depend on the amax of the tensor."""
         return self.scale in ("tensor", "two-level")
 
     @property
@@ -139,7 +139,7 @@ class Format:
 
 @dataclass(frozen=True)
 class Family:
-    """A type of a site whose operands differ; None leaves the formats to quant.toml."""
+    """A type of a site whose operands have different formats; None: quant.toml has them."""
 
     name: str
     gradients: str | None = None
@@ -164,23 +164,23 @@ class GemmSite:
 LINEAR, ATTENTION = "linear", "attention"
 
 
-def check_choice(what: str, value: object, valid: Sequence[object]) -> None:
+def check_choice(name: str, value: object, valid: Sequence[object]) -> None:
     """Raise ValueError, naming the valid choices, unless `value` is one of `valid`."""
     # 32.0 == 32 in Python, but a float is not a block size: the type must match, too.
     if not any(value == choice and isinstance(value, type(choice)) for choice in valid):
-        raise ValueError(f"unknown {what} {value!r}; valid: {', '.join(map(str, valid))}")
+        raise ValueError(f"unknown {name} {value!r}; valid: {', '.join(map(str, valid))}")
 
 
 def check_type(name: object) -> None:
-    """Raise ValueError, naming the valid ones, unless `name` is one of QUANT_TYPES."""
+    """Raise ValueError, naming the valid types, unless `name` is one of QUANT_TYPES."""
     check_choice("quant type", name, QUANT_TYPES)
 
 
 def check_seed(seed: object) -> None:
-    """Raise ValueError unless `seed` is a whole number of 64 bits without a sign."""
+    """Raise ValueError unless `seed` is an unsigned integer of 64 bits."""
     # bool is a subclass of int, but `true` is not a seed.
     if type(seed) is not int or not 0 <= seed < 2**64:
-        raise ValueError(f"{seed!r} is no seed; valid: 0 to 2^64 - 1")
+        raise ValueError(f"invalid seed {seed!r}; valid: integers from 0 to 2^64 - 1")
 
 
 # -- the file -------------------------------------------------------------------------------------
@@ -190,20 +190,20 @@ def _element(name: str, row: dict[str, Any]) -> Minifloat | TaperedFormat:
     if "signs" in row:
         return Minifloat.integer(name, **row)
     if "widths" not in row:
-        return Minifloat.of(name, **row)
+        return Minifloat.from_row(name, **row)
     return TaperedFormat(name, **row | {"widths": tuple(map(tuple, row["widths"]))})
 
 
 def _format(name: str, row: dict[str, Any]) -> Format:
     check_choice(f"element of {name}", row["element"], tuple(ELEMENTS))
-    found = Format(name, **row | {"element": ELEMENTS[row["element"]]})
-    tapered = isinstance(found.element, TaperedFormat)
+    result = Format(name, **row | {"element": ELEMENTS[row["element"]]})
+    tapered = isinstance(result.element, TaperedFormat)
     scales = (NONE,) if tapered else tuple(kind for kind in SCALE_BYTES if kind != NONE)
-    check_choice(f"scale of {name}", found.scale, scales)
-    blocks = (None,) if found.scale in (NONE, "tensor") else BLOCK_SIZES
-    check_choice(f"block of {name}", found.block, blocks)
-    check_choice(f"rounding of {name}", found.rounding, ROUNDINGS)
-    return found
+    check_choice(f"scale of {name}", result.scale, scales)
+    blocks = (None,) if result.scale in (NONE, "tensor") else BLOCK_SIZES
+    check_choice(f"block of {name}", result.block, blocks)
+    check_choice(f"rounding of {name}", result.rounding, ROUNDINGS)
+    return result
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Quantizes the two operands of each GEMM on their way in: what patched Megatron calls.
+"""Quantize the two operands of each GEMM; patched Megatron calls this module.
 
     site   product                          sums over
     fprop  y = x weight^T                   input features
@@ -7,8 +7,8 @@
     qk     scores = query key^T             features of a head
     pv     context = probs value            keys
 
-Blocks and scales run along the axis that a product sums over; `[sites]` of formats.toml has it for
-each operand. patches/quant_sites.py puts the calls into Megatron's source.
+Blocks and scales run along the axis that a product sums over, which `[sites]` in formats.toml lists
+for each operand. patches/quant_sites.py inserts the calls into Megatron's source.
 """
 
 import functools
@@ -37,34 +37,34 @@ from mqo.quant.stochastic import derive_seed
 from mqo.quant.tensor_amax import Shards, is_shard, largest, shard_rank, shared_amax
 from mqo.quant.weights import cached
 
-# The sites that a layer's forward pass begins with.
+# The first sites of a layer's forward pass.
 _FIRST = ("fprop", "qk")
 # The operands that the unfused path of attention repeats for the query heads of a group.
 _GROUPED = ("key", "value")
 
 
 class GemmOperands:
-    """The operands of one GEMM; here those of an unquantized one, which pass through untouched."""
+    """The operands of a GEMM; in this base class they are not quantized, and are not changed."""
 
     __slots__ = ()
 
     def lhs(self, tensor: Tensor) -> Tensor:
-        """Return the left operand, as the GEMM will read it."""
+        """Return the left operand for the GEMM."""
         return tensor
 
     def rhs(self, tensor: Tensor) -> Tensor:
-        """Return the right operand, as the GEMM will read it."""
+        """Return the right operand for the GEMM."""
         return tensor
 
     def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
-        """Return what quantizes the left operand, of `shape`, part by part, along its last axis.
+        """Return the quantizer of parts of the left operand, of `shape`, along its last axis.
 
-        `amax` is that of the whole, float32 [], for formats that scale by it.
+        `amax` is that of the whole operand, float32 [], for formats that scale by it.
         """
         return OperandParts(("", "", ""), QuantSpec(NONE), shape)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
-        """Replace what `ctx` saved in a linear layer's forward pass, if activations are packed."""
+        """Replace the tensors that a linear layer saved in `ctx`, if activations are packed."""
         micro_batches.keep(ctx)
 
 
@@ -73,11 +73,11 @@ _UNQUANTIZED = GemmOperands()
 
 @dataclass(frozen=True, slots=True)
 class QuantizedOperands(GemmOperands):
-    """Quantizes the operands of one layer's GEMM, and records that it did.
+    """Quantizes and records the operands of one layer's GEMM.
 
-    `quant_type` is the site's. If the run transforms operands, the GEMM reads them padded to a
-    multiple of the transform's size. `repeats` is the number of query heads that share a key and a
-    value. Gradients pass straight through, also for elements that saturate.
+    `quant_type` is the type of the site. Transformed operands are padded to a multiple of the
+    transform's size. `repeats` is the number of query heads that share a key and a value. Gradients
+    use the straight-through estimator, also for elements that saturate.
     """
 
     site: GemmSite
@@ -95,23 +95,23 @@ class QuantizedOperands(GemmOperands):
         return self._straight_through(tensor, self.site.rhs, self.site.rhs_axis)
 
     def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
-        """See the base class."""
+        """Override the base class."""
         operand = self.site.lhs
-        spec = self._how(operand).spec
+        spec = self._operand_spec(operand).spec
         needed = amax if spec.scales_by_tensor else None
-        place = (self.site.name, self.layer, operand)
-        return OperandParts(place, spec, shape, self._seed(operand, spec), needed)
+        key = (self.site.name, self.layer, operand)
+        return OperandParts(key, spec, shape, self._seed(operand, spec), needed)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
-        """Save the activation as codes with `save_activations = "packed"`; else change nothing.
+        """Save the activation as codes if `save_activations` is "packed".
 
-        `activation` is this rank's: under sequence parallelism not the left operand, `gathered`,
-        but a part of it.
+        `activation` belongs to this rank: under sequence parallelism it is a part of the left
+        operand, `gathered`.
         """
         micro_batches.keep(ctx)
         if current().save_activations == "packed":
             operand, axis = self.site.lhs, self.site.lhs_axis
-            spec = self._how(operand).spec
+            spec = self._operand_spec(operand).spec
             amax = self._amax(gathered, operand, spec)
             if amax is None and spec.needs_tensor_amax:
                 amax = largest(gathered)
@@ -119,79 +119,82 @@ class QuantizedOperands(GemmOperands):
             save_packed(ctx, activation, weight, spec, axis, seed, amax)
 
     def _straight_through(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
-        how = self._how(operand)
-        if operand == "probs" and current().unnormalized_probs and how.spec.quant_type != NONE:
+        operand_spec = self._operand_spec(operand)
+        spec = operand_spec.spec
+        if operand == "probs" and current().unnormalized_probs and spec.quant_type != NONE:
             raise ValueError(
-                f"{self.layer} keeps its s x s scores, and these have normalized probabilities. "
-                "Expected: attention in chunks, as --unnormalized-probs asks: with "
-                "`--attention-backend auto`, without dropout, sliding window and softmax offset"
+                f"{self.layer} computes all s x s scores, with normalized probabilities. Expected: "
+                "attention in chunks, which --unnormalized-probs needs: use `--attention-backend "
+                "auto`, without dropout, sliding window and softmax offset"
             )
-        if how.spec.quant_type == NONE and how.hadamard is None:
+        if spec.quant_type == NONE and operand_spec.hadamard is None:
             return tensor
-        quantize = partial(self._quantize, operand, how, axis)
-        if how.spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
+        quantize = partial(self._quantize, operand, operand_spec, axis)
+        if spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
             quantize = partial(_once_a_group, self.repeats, quantize)
         straight_through: Any = _StraightThrough
         rounded: Tensor = straight_through.apply(tensor, quantize)
         return rounded
 
-    def _quantize(self, operand: str, how: OperandSpec, axis: int, original: Tensor) -> Tensor:
-        spec = how.spec
+    def _quantize(
+        self, operand: str, operand_spec: OperandSpec, axis: int, original: Tensor
+    ) -> Tensor:
+        spec = operand_spec.spec
         keeps = isinstance(original, Parameter) and current().cache_weights
         seed = self._seed(operand, spec, keeps)
 
         @functools.cache
         def prepared() -> tuple[Tensor, Tensor | None]:
-            return self._prepared(operand, how, axis, original)
+            return self._prepared(operand, operand_spec, axis, original)
 
         def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
             x, own_amax = prepared()
-            if not how.is_plain:  # a new tensor, which may be overwritten unless it is measured
+            if not operand_spec.is_plain:  # `x` is new: overwrite it unless it is measured
                 out = None if RECORDER.measuring else x
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
             return fake_quantize(x, spec, axis=axis, out=out, seed=seed, amax=amax), amax
 
         if keeps:
-            seeds = (seed, self._sign_seed(how.hadamard))
-            quantized, amax = cached(original, how, axis, seeds, make)
+            seeds = (seed, self._sign_seed(operand_spec.hadamard))
+            quantized, amax = cached(original, operand_spec, axis, seeds, make)
         else:
             quantized, amax = make()
         if current().check_nan:
-            place = (self.site.name, self.layer, operand)
-            check_rounding(*place, spec.quant_type, original, quantized)
+            key = (self.site.name, self.layer, operand)
+            check_rounding(*key, spec.quant_type, original, quantized)
         if spec.quant_type != NONE:
             measured = prepared()[0] if RECORDER.measuring else original
-            place = (self.site.name, self.layer, operand)
-            RECORDER.observe(*place, spec, axis, measured, quantized, amax, dump=original)
-        if quantized.dtype == original.dtype and how.gain == 1.0:
+            key = (self.site.name, self.layer, operand)
+            RECORDER.observe(*key, spec, axis, measured, quantized, amax, dump=original)
+        if quantized.dtype == original.dtype and operand_spec.gain == 1.0:
             return quantized
-        return (quantized * (1.0 / how.gain)).to(original.dtype)
+        return (quantized * (1.0 / operand_spec.gain)).to(original.dtype)
 
-    def _how(self, operand: str) -> OperandSpec:
+    def _operand_spec(self, operand: str) -> OperandSpec:
         return spec_of(self.site.name, operand, self.layer, self.quant_type)
 
     def _prepared(
-        self, operand: str, how: OperandSpec, axis: int, original: Tensor
+        self, operand: str, operand_spec: OperandSpec, axis: int, original: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Return what is to be rounded, and its amax if that came with it.
+        """Return the tensor to round, and its amax if known.
 
-        Under a gain, and without its mean, it is float32, as the dtype may not hold it.
+        With a gain or smoothing it is float32, because the dtype may not represent it.
         """
-        if how.smooth:
+        if operand_spec.smooth:
             wide = original.float()
             return wide - wide.mean(dim=0, keepdim=True), None
         x, amax = original, None
-        if how.hadamard is not None:
-            whole = not is_shard(operand, self.shards)  # of a shard, `_amax` asks all ranks
-            if whole and how.gain == 1.0 and how.spec.needs_tensor_amax:
+        if operand_spec.hadamard is not None:
+            whole = not is_shard(operand, self.shards)  # for a shard, `_amax` is a collective
+            if whole and operand_spec.gain == 1.0 and operand_spec.spec.needs_tensor_amax:
                 amax = torch.empty((), dtype=torch.float32, device=x.device)
-            seed = self._sign_seed(how.hadamard)
-            x = transform(x, how.hadamard, axis=axis, seed=seed, amax=amax)
-        return (x, amax) if how.gain == 1.0 else (x.float() * how.gain, None)
+            seed = self._sign_seed(operand_spec.hadamard)
+            x = transform(x, operand_spec.hadamard, axis=axis, seed=seed, amax=amax)
+        return (x, amax) if operand_spec.gain == 1.0 else (x.float() * operand_spec.gain, None)
 
     def _amax(self, tensor: Tensor, operand: str, spec: QuantSpec) -> Tensor | None:
-        """Return what `fake_quantize` takes as amax; a collective where ranks hold shards."""
+        """Return the amax for `fake_quantize`; a collective if ranks hold shards."""
         if not spec.needs_tensor_amax:
             return None
         return shared_amax(tensor, operand, self.shards)
@@ -199,9 +202,9 @@ class QuantizedOperands(GemmOperands):
     def _seed(
         self, operand: str, spec: QuantSpec, keeps: bool = False, part: int = 0
     ) -> int | None:
-        """Return the operand's seed; what is kept for a step has one for all micro-batches.
+        """Return the operand's seed; one for all micro-batches if the result is kept for a step.
 
-        `part` is which part this rank has of an operand that the layer gathers.
+        `part` is the number of this rank's part of an operand that the layer gathers.
         """
         if spec.rounding != "stochastic":
             return None
@@ -210,7 +213,7 @@ class QuantizedOperands(GemmOperands):
         return self._seed_of(operand, micro_batch, shard)
 
     def _sign_seed(self, hadamard: Hadamard | None) -> int | None:
-        """Return the seed of the signs, one for both operands of a GEMM."""
+        """Return the seed of the signs, which both operands of a GEMM share."""
         if hadamard is None or hadamard.signs != "random":
             return None
         micro_batch = 0 if current().cache_weights else micro_batches.now()
@@ -239,7 +242,7 @@ class _StraightThrough(torch.autograd.Function):
 
 
 def _once_a_group(repeats: int, quantize: Callable[[Tensor], Tensor], heads: Tensor) -> Tensor:
-    """Quantize [tokens, heads, dim], which repeats each key or value `repeats` times, once.
+    """Quantize each key or value of [tokens, heads, dim] once, not for each of `repeats` heads.
 
     The random draws then equal those of the fused path, which does not repeat heads.
     """
@@ -247,15 +250,15 @@ def _once_a_group(repeats: int, quantize: Callable[[Tensor], Tensor], heads: Ten
 
 
 def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
-    """Return what quantizes the operands of `owner`'s GEMM at `site`.
+    """Return the quantizer of the operands of `owner`'s GEMM at `site`.
 
     Args:
-        site: a name in SITES, which says along which axes the operands are quantized.
+        site: a name in SITES, which gives the axes along which the operands are quantized.
         quant_type: one of QUANT_TYPES. With 'none', both operands pass through unchanged. The run's
             schedule may set another type for this step, and its rules another one for this layer.
-        owner: the weight Parameter (linear sites) or the attention module (qk, pv). Its labels, set
-            by `label_layers`, are read here, because a view of it has none. If the layer is exempt
-            or excluded, both operands pass through unchanged.
+        owner: the weight Parameter (linear sites) or the attention module (qk, pv). It has the
+            labels that `label_layers` sets; a view of it has none. If the layer is exempt or
+            excluded, both operands pass through unchanged.
 
     Raises:
         ValueError: the site or the type is unknown; the text names the valid ones.
@@ -266,7 +269,7 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
 
 
 def operands_of(site: str, quant_type: str, owner: object) -> GemmOperands:
-    """Return what `gemm_operands` returns, if the caller counts the forward passes itself."""
+    """Return the same as `gemm_operands`, for callers that count forward passes themselves."""
     check_choice("GEMM site", site, tuple(SITES))
     check_type(quant_type)
     layer = getattr(owner, LABEL, UNLABELED)
@@ -281,7 +284,7 @@ def operands_of(site: str, quant_type: str, owner: object) -> GemmOperands:
 
 
 def _part(activation: Tensor, gathered: Tensor, shards: Shards | None) -> int:
-    """Return which part of `gathered` the tensor-parallel rank has, 0 for all of it."""
+    """Return the number of this rank's part of `gathered`; 0 if it has all of it."""
     return shards.group.rank() if shards and activation is not gathered else 0
 
 

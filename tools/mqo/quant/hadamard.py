@@ -1,10 +1,10 @@
 """The random Hadamard transform of a GEMM's operand: it spreads an outlier over its block.
 
-Both operands of a GEMM are transformed alike along the contraction axis. The transform is
-orthogonal, so the product stays what it was, but for rounding.
+Both operands of a GEMM have the same transform along the contraction axis. The transform is
+orthogonal, so the product does not change, except for rounding.
 
-A block of d points of the axis, from 0 on and the last one filled up with zeros, becomes, in
-float32 and in this order:
+Blocks of d points divide the axis; the last one is padded with zeros. A block becomes, in float32
+and in this order:
 
     y[i] = sign[i] * x[i]
     for s in 1, 2, 4, ..., d/2, and each i without the bit s:
@@ -12,8 +12,8 @@ float32 and in this order:
     y[i] = y[i] * float32(1 / sqrt(d))
 
 and is then rounded to the dtype of x, as in Transformer Engine's reference. That is x times
-diag(sign) times Sylvester's matrix over sqrt(d). `reference` does just that; the implementations
-for a device, which are beside those of `fake_quantize`, give the same bits for finite values.
+diag(sign) times Sylvester's matrix over sqrt(d). `reference` computes exactly this; implementations
+for a device, next to those of `fake_quantize`, give the same bits for finite values.
 """
 
 import functools
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mqo.quant.backend import DTYPES, MODULES, describe, implementations, is_traced
+from mqo.quant.backend import DTYPES, MODULES, implementations, is_traced, tensor_text
 from mqo.quant.formats import check_choice, check_seed
 from mqo.quant.spec import Hadamard
 from mqo.quant.stochastic import RANDOM_BITS, draws, signed
@@ -49,7 +49,7 @@ def signs_of(hadamard: Hadamard, seed: int | None = None) -> Tensor:
 
 
 def factor_of(hadamard: Hadamard) -> Tensor:
-    """Return what the sums are multiplied by: float32 []."""
+    """Return the factor of the sums, 1 / sqrt(points): float32 []."""
     return torch.tensor(1.0 / sqrt(hadamard.points), dtype=torch.float32)
 
 
@@ -63,25 +63,25 @@ def transform(
     out: Tensor | None = None,
     amax: Tensor | None = None,
 ) -> Tensor:
-    """Return the transform of `x` along `axis`: no gradient.
+    """Return the transform of `x` along `axis`, without gradient.
 
-    It has the dtype of `x` and its shape, but that the axis is a multiple of `hadamard.points`
-    long. MQO_QUANT_BACKEND names the implementation, as for `fake_quantize`.
+    It has the dtype and the shape of `x`, except that the axis is padded to a multiple of
+    `hadamard.points`. MQO_QUANT_BACKEND names the implementation, as for `fake_quantize`.
 
     Args:
         x: float32, bfloat16 or float16, of any shape with an axis, strides and device.
         hadamard: the transform.
         axis: the contraction axis of a GEMM.
         seed: for random signs, 0 .. 2^64 - 1.
-        out: where to write, and what to return: of the result's shape and dtype, and x's device. It
-            may be `x` itself where that has the shape, and must not overlap it otherwise. None
-            makes a new tensor, whose axes are in the order that those of `x` have in memory.
-        amax: float32 [] on x's device, where to write the largest magnitude of the result, NaN if
-            there is one: what `fake_quantize` takes, and would have to read the result for.
+        out: the tensor to write and return, with the shape and dtype of the result, on x's device.
+            It may be `x` itself if the shape is the same, and must not overlap it otherwise. None
+            makes a new tensor, whose axes have the same order in memory as those of `x`.
+        amax: float32 [] on x's device, to which the amax of the result is written, NaN if there is
+            a NaN. It can be passed to `fake_quantize`, which then does not compute it.
 
     Raises:
         TypeError: `x` has another dtype.
-        ValueError: an argument is none of the valid ones, which the text names.
+        ValueError: an argument is invalid; the text names the valid ones.
         RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
     """
     _check_arguments(x, hadamard, axis, seed)
@@ -104,7 +104,7 @@ def _check_arguments(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None)
     if x.dtype not in DTYPES:
         raise TypeError(f"cannot transform {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
     if not x.dim():
-        raise ValueError("a Hadamard transform is along an axis, and a 0-d tensor has none")
+        raise ValueError("a Hadamard transform needs an axis, and a 0-d tensor has none")
     check_choice("axis", axis, range(-x.dim(), x.dim()))
     if hadamard.signs == "random":
         check_seed(seed)
@@ -114,7 +114,7 @@ def _check_target(
     name: str, target: Tensor, shape: list[int], dtype: torch.dtype, device: torch.device
 ) -> None:
     if (list(target.shape), target.dtype, target.device) != (shape, dtype, device):
-        raise ValueError(f"{name} is {describe(target)}; valid: {shape} {dtype} on {device}")
+        raise ValueError(f"{name} is {tensor_text(target)}; valid: {shape} {dtype} on {device}")
 
 
 def _empty(x: Tensor, shape: list[int]) -> Tensor:
@@ -127,13 +127,13 @@ def _empty(x: Tensor, shape: list[int]) -> Tensor:
 # -- implementations -------------------------------------------------------------------------------
 
 # Each is the function `transform` of a module hadamard.py in the folder of the quantizers for a
-# device. It gets checked arguments, the last of them `amax`, and writes to the second, `out`; or it
-# returns False, for what it does not support.
+# device. It gets checked arguments, of which the last is `amax`, and writes to the second, `out`;
+# it returns False if it does not support them.
 Implementation = Callable[[Tensor, Tensor, Hadamard, int, int | None, Tensor | None], bool]
 
 
 def reference(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> Tensor:
-    """Return the transform by torch's operators, on any device and in memory of any order."""
+    """Return the transform, computed with torch operators, for any device and memory order."""
     points, size = hadamard.points, x.shape[axis]
     y: Tensor = pad(x.detach().movedim(axis, -1).float(), (0, -size % points)).unflatten(
         -1, (-1, points)
@@ -168,14 +168,15 @@ def _load(name: str) -> Implementation | ImportError:
     if name == "reference":
         return _by_reference
     try:
-        found: Implementation = import_module(f".{MODULES[name]}.hadamard", __package__).transform
+        module = import_module(f".{MODULES[name]}.hadamard", __package__)
     except ImportError as error:
         return error
-    return found
+    implementation: Implementation = module.transform
+    return implementation
 
 
 def _transform(x: Tensor, *arguments: Any) -> None:
-    """Ask one implementation after the other; arguments are checked."""
+    """Use the first implementation that supports the arguments, which are checked."""
     amax = arguments[-1]
     if x.numel():
         any(write(x, *arguments) for write in implementations(x.device.type, _load))

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 LABEL = "mqo_layer"
 # The Shards that tensor-parallel ranks hold of the layer, or None.
 SHARDS = "mqo_shards"
-# Set on modules and weights that are not quantized, although the source has a type.
+# Set on modules and weights that stay unquantized although the source has a type.
 EXEMPT = "mqo_exempt"
-# The label of a weight or module that has none.
+# Used as the label of a weight or module without one.
 UNLABELED = "unlabeled"
 
 
@@ -23,7 +23,7 @@ class Layer:
 
     kind: LINEAR, ATTENTION, or a kind without sites (mqo.megatron.layers). module: the name of its
     class. frozen: whether its weight has no gradient; False for attention. sited: whether its class
-    calls the sites.
+    has quantization sites.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Layer:
 
 
 def exempt(model: Module) -> Module:
-    """Do not quantize any layer of `model`, a whole model or a part of one; return `model`.
+    """Leave all layers of `model`, a model or a part of one, unquantized; return `model`.
 
     A teacher runs the same source as its student, with the student's types. The functions of
     mqo.megatron.layers do not list its layers.

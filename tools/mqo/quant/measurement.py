@@ -1,4 +1,4 @@
-"""How well an operand was quantized: sums that add up over calls and ranks, and what they say."""
+"""Error statistics of quantized operands, summed over calls and ranks."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -20,10 +20,10 @@ T = TypeVar("T", bound=Any)  # with a `key`
 
 
 class Sums(NamedTuple):
-    """What is measured of a tensor, on its device.
+    """The sums of a tensor, on its device.
 
     totals: float64 [signal, noise, elements, nonzero, underflowed, saturated]. amax: float64 [].
-    scales: int64 [BINS], blocks by the exponent of their scale.
+    scales: int64 [BINS], the number of blocks by the exponent of their scale.
     """
 
     totals: Tensor
@@ -36,7 +36,7 @@ class Sums(NamedTuple):
         return Sums(self.totals + other.totals, amax, self.scales + other.scales)
 
     def flat(self) -> Tensor:
-        """Return all numbers in a row, float64, to be fetched at once (`Measurement.of`)."""
+        """Concatenate all numbers, float64, for a single transfer (`Measurement.from_sums`)."""
         return torch.cat((self.totals, self.amax.reshape(1), self.scales.double()))
 
 
@@ -44,7 +44,7 @@ class Sums(NamedTuple):
 def measure(
     original: Tensor, quantized: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = None
 ) -> Sums:
-    """Measure a tensor that `fake_quantize` was given so; waits for no device."""
+    """Measure a call of `fake_quantize` with these arguments, without waiting for the device."""
     moved = original.movedim(axis, -1) if original.dim() and spec.block else original
     scales = scales_of(moved, spec, amax)
     nonzero = original != 0
@@ -60,7 +60,7 @@ def measure(
 
 def _energies(original: Tensor, quantized: Tensor) -> Tensor:
     """Return [sum x², sum (x - q)²] in float64, on the tensors' device."""
-    # The norm widens element by element: no float64 copy of an s x s score matrix is made.
+    # The norm converts element by element, without a float64 copy of an s x s score matrix.
     error = original.float() - quantized.float()
     norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in (original, error)]
     return torch.stack(norms).square()
@@ -71,19 +71,19 @@ def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
     element = spec.format.element
     limit = element.max_value if isinstance(element, Minifloat) else 2.0**element.max_exponent
     encode = spread(scales.encode.float(), scales.run, x.shape[-1] if x.dim() else 1)
-    # A block without a scale is lost, not saturated: NaN is not larger.
+    # A block without a scale does not count as saturated: NaN is not larger.
     return ((x.float() * encode).abs() > limit).sum()
 
 
 def _histogram(scales: Scales, spec: QuantSpec) -> Tensor:
-    # Not bincount, which waits for the device to learn how many bins there are.
+    # Not bincount, which waits for the device to get the number of bins.
     decode = scales.decode.flatten()
     bins = torch.zeros(BINS, dtype=torch.int64, device=decode.device)
     if spec.format.scale == "none" and not spec.tensor_scale:
         return bins
-    found = exponent(decode).clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
-    found = torch.where(decode.isnan(), SCALE_EXPONENT_NAN, found) - SCALE_EXPONENT_MIN
-    return bins.scatter_add_(0, found, torch.ones_like(found))
+    exponents = exponent(decode).clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
+    exponents = torch.where(decode.isnan(), SCALE_EXPONENT_NAN, exponents) - SCALE_EXPONENT_MIN
+    return bins.scatter_add_(0, exponents, torch.ones_like(exponents))
 
 
 _SUMS = ("signal", "noise", "elements", "nonzero", "underflowed", "saturated")
@@ -112,8 +112,8 @@ class Measurement:
     scales: Mapping[int, int]
 
     @classmethod
-    def of(cls, key: tuple[str, str, str, str], flat: list[float]) -> "Measurement":
-        """Make one of (site, layer, operand, type) and of the numbers of `Sums.flat`."""
+    def from_sums(cls, key: tuple[str, str, str, str], flat: list[float]) -> "Measurement":
+        """Return the measurement of `key`, (site, layer, operand, type), from `Sums.flat`."""
         *numbers, amax = flat[:-BINS]
         sums: dict[str, Any] = dict(zip(_SUMS, numbers, strict=True))
         counts = enumerate(flat[-BINS:], SCALE_EXPONENT_MIN)
@@ -122,12 +122,12 @@ class Measurement:
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it is about: site, layer, operand, type."""
+        """Site, layer, operand and type."""
         return (self.site, self.layer, self.operand, self.quant_type)
 
     @property
     def sqnr_db(self) -> float | None:
-        """As `decibels` of signal and noise."""
+        """The SQNR in dB, as `decibels` returns it."""
         return decibels(self.signal, self.noise)
 
     @property
@@ -142,7 +142,7 @@ class Measurement:
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """Return 10 log10(signal / noise), dB: inf without noise, None without a signal to measure."""
+    """Return 10 log10(signal / noise) in dB: inf without noise, None without a signal."""
     if math.isnan(signal) or math.isnan(noise):
         return math.nan
     if signal == 0:
@@ -153,21 +153,21 @@ def decibels(signal: float, noise: float) -> float | None:
 
 
 def merge_measurements(ranks: Iterable[Iterable[Measurement]]) -> list[Measurement]:
-    """Put those of several ranks together: one for each key, sorted; amax the largest, sums add."""
+    """Merge measurements of several ranks by key, sorted: sums add, the largest amax is kept."""
     return merged(ranks, _add)
 
 
 def merged(ranks: Iterable[Iterable[T]], add: Callable[[T, T], T]) -> list[T]:
-    """Put what several ranks have together: one for each `key`, sorted by it."""
-    found: dict[tuple[str, str, str, str], T] = {}
-    for one in (one for rank in ranks for one in rank):
-        found[one.key] = add(found[one.key], one) if one.key in found else one
-    return [found[key] for key in sorted(found)]
+    """Merge the items of several ranks by `key` with `add`; return them sorted by key."""
+    result: dict[tuple[str, str, str, str], T] = {}
+    for item in (item for rank in ranks for item in rank):
+        result[item.key] = add(result[item.key], item) if item.key in result else item
+    return [result[key] for key in sorted(result)]
 
 
-def _add(one: Measurement, two: Measurement) -> Measurement:
-    sums: dict[str, Any] = {name: getattr(one, name) + getattr(two, name) for name in _SUMS}
-    exponents = sorted(one.scales.keys() | two.scales.keys())
-    scales = {e: one.scales.get(e, 0) + two.scales.get(e, 0) for e in exponents}
-    amax = math.nan if math.isnan(one.amax + two.amax) else max(one.amax, two.amax)
-    return Measurement(*one.key, **sums, amax=amax, scales=scales)
+def _add(left: Measurement, right: Measurement) -> Measurement:
+    sums: dict[str, Any] = {name: getattr(left, name) + getattr(right, name) for name in _SUMS}
+    exponents = sorted(left.scales.keys() | right.scales.keys())
+    scales = {e: left.scales.get(e, 0) + right.scales.get(e, 0) for e in exponents}
+    amax = math.nan if math.isnan(left.amax + right.amax) else max(left.amax, right.amax)
+    return Measurement(*left.key, **sums, amax=amax, scales=scales)

@@ -46,7 +46,7 @@ def begin(layer: str) -> None:
 
 @contextmanager
 def uncounted() -> Iterator[None]:
-    """Do not count forward passes in this block. Later passes get the same numbers without it."""
+    """Do not count forward passes in this block, so that it does not change later numbers."""
     before = Counter(_forward) if _counted_since == began() else Counter()
     try:
         yield
@@ -57,7 +57,7 @@ def uncounted() -> Iterator[None]:
 
 @contextmanager
 def extra_pass() -> Iterator[None]:
-    """Neither record nor count what is quantized in this block, which belongs to no step.
+    """Neither record nor count quantization in this block, which is not part of a step.
 
     Stochastic rounding draws the same numbers in this block and in the forward passes after it.
     """

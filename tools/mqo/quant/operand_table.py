@@ -1,6 +1,6 @@
 """The tables of quant.toml for single operands and layers, which override the run's options.
 
-[operands] has a row for each operand that differs, and [[rules]] a type for layers that match:
+[operands] has a row for each operand with other options, and [[rules]] the type of some layers:
 
     [operands]
     "fprop.weight" = { tile = "square" }
@@ -45,11 +45,11 @@ _VALID: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class OperandRow:
-    """What differs for one operand; None is the literal's type, and the run's choice.
+    """The differences of one operand; None stands for the site's type or the run's option.
 
-    quant_type: a type of its own; 'none' leaves the operand unquantized. hadamard: the points of
-    the transform along the contraction axis, and `signs` what it multiplies by first; equal for
-    both operands of a GEMM. gain: what the operand is multiplied by before, and divided by after.
+    quant_type: the operand's type; 'none' leaves it unquantized. hadamard: the points of the
+    transform along the contraction axis; signs: its signs. Both are equal for both operands of a
+    GEMM. gain: the factor before rounding; the result is divided by it.
     """
 
     quant_type: str | None = None
@@ -65,18 +65,18 @@ class OperandRow:
             if (value := getattr(self, name)) is not None:
                 check_choice(name.replace("_", " "), value, valid)
         if type(self.gain) not in (int, float) or not LEAST_GAIN <= self.gain <= 1.0:
-            raise ValueError(f"gain {self.gain!r} is none; valid: 2^-10 to 1.0")
+            raise ValueError(f"invalid gain {self.gain!r}; valid: 2^-10 to 1.0")
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """Return the fields that differ from the site's and the run's values."""
+        """Return the fields that differ from the defaults."""
         return {
             f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
         }
 
     @property
     def is_plain(self) -> bool:
-        """Whether the operand is quantized without a transform and a gain."""
+        """Whether the operand has no transform and no gain."""
         return self.hadamard is None and self.gain == 1.0
 
 
@@ -89,7 +89,7 @@ class LayerRule:
 
     def __post_init__(self) -> None:
         excludes.check([self.layers])
-        # A rule has one type for both operands, so it cannot be a type that needs two.
+        # A rule gives one type to both operands, so it cannot be 'mixed'.
         named = tuple(name for name in QUANT_TYPES if member(name, "x") is not None)
         check_choice("quant type", self.quant_type, named)
 
@@ -98,35 +98,35 @@ PLAIN = OperandRow()
 
 
 def parse_operands(table: object) -> dict[str, OperandRow]:
-    """Read [operands]; ValueError, naming the valid ones, for what is none."""
+    """Read [operands]; raise a ValueError that names the valid keys and values."""
     if not isinstance(table, dict):
         raise ValueError(f"operands = {table!r} should be a table, [operands]")
-    found = {}
+    rows = {}
     for name, row in table.items():
         check_choice("operand", name, OPERANDS)
-        found[name] = _row(f"operands.{name}", OperandRow, row)
-    _check_operands(found)
-    return found
+        rows[name] = _row(f"operands.{name}", OperandRow, row)
+    _check_operands(rows)
+    return rows
 
 
 def _check_operands(rows: Mapping[str, OperandRow]) -> None:
-    """Raise ValueError unless the rows of a GEMM's two operands fit together."""
+    """Raise ValueError unless the rows of a GEMM's two operands are compatible."""
     for site in SITES.values():
         lhs, rhs = (rows.get(f"{site.name}.{op}", PLAIN) for op in (site.lhs, site.rhs))
         if (lhs.hadamard, lhs.signs) != (rhs.hadamard, rhs.signs):
             raise ValueError(
-                f"the operands of {site.name} are transformed differently, and their product would "
-                "be another; valid: the same hadamard and signs for both"
+                f"the operands of {site.name} have different transforms, which would change their "
+                "product; valid: the same hadamard and signs for both"
             )
-        squares = "square" in (lhs.tile, rhs.tile)  # they would span heads and sequences
+        squares = "square" in (lhs.tile, rhs.tile)  # squares would span heads and sequences
         if site.layer != LINEAR and (squares or not (lhs.is_plain and rhs.is_plain)):
             raise ValueError(
-                f"{site.name} is no linear layer's: it takes no hadamard, no gain and no squares"
+                f"{site.name} is not a site of linear layers; valid: no hadamard, gain or squares"
             )
 
 
 def parse_rules(rules: object) -> tuple[LayerRule, ...]:
-    """Read [[rules]]; raises as `parse_operands`."""
+    """Read [[rules]]; raise as `parse_operands`."""
     if not isinstance(rules, list):
         raise ValueError(f"rules = {rules!r} should be a list of tables, [[rules]]")
     return tuple(_row("rules", LayerRule, rule) for rule in rules)
@@ -138,7 +138,7 @@ def rule_for(rules: Iterable[LayerRule], site: str, layer: str) -> LayerRule | N
 
 
 def member(quant_type: str, operand: str) -> str | None:
-    """Return the format of `operand` where a site's type is `quant_type`; None for 'mixed'."""
+    """Return the format of `operand` if the site's type is `quant_type`; None for 'mixed'."""
     family = FAMILIES.get(quant_type)
     if family is None:
         return quant_type

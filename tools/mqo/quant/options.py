@@ -1,4 +1,4 @@
-"""The options of a run besides its quant types, each defined once.
+"""The options of a run other than its quant types, each defined once.
 
 The fields of `Options` define quant.toml, the flags of train_config.py and the table in
 docs/formats.md. This module imports only the standard library, because commands do not load torch.
@@ -59,22 +59,22 @@ class Option:
 # bool is a subclass of int, but `true` is not a number.
 def _check_count(value: object) -> None:
     if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no whole number; valid: 0, 1, 2, ...")
+        raise ValueError(f"invalid number {value!r}; valid: 0, 1, 2, ...")
 
 
 def _check_dump(value: object) -> None:
     if not isinstance(value, list) or not all(type(i) is int and i > 0 for i in value):
-        raise ValueError(f"{value!r} is no list of iterations, such as [1, 100]")
+        raise ValueError(f"invalid iterations {value!r}; valid: a list such as [1, 100]")
 
 
-def _option(table: str, flag: str, default: Any, of: Any, help: str, **more: Any) -> Any:
-    """Return a field; `of` are its valid values, or checks one."""
-    more |= {"checked_by": of} if callable(of) else {"valid": of, "kind": type(of[0])}
+def _option(table: str, flag: str, default: Any, valid: Any, help: str, **more: Any) -> Any:
+    """Return a field; `valid` are its valid values, or a function that checks a value."""
+    more |= {"checked_by": valid} if callable(valid) else {"valid": valid, "kind": type(valid[0])}
     option = Option(table, flag, default, help, **more)
     return field(default=default, metadata={"option": option})
 
 
-_how, _record, _run = (partial(_option, name) for name in ("quantizer", "record", "run"))
+_quantizer, _record, _run = (partial(_option, name) for name in ("quantizer", "record", "run"))
 _SWITCH = (False, True)
 _N: dict[str, Any] = {"kind": int, "metavar": "N"}
 
@@ -86,38 +86,38 @@ class Options:
     For `block` and `rounding`, None means the format's own value.
     """
 
-    block: int | None = _how(
-        *("--block", None, BLOCK_SIZES, "elements that share an mx scale"),
+    block: int | None = _quantizer(
+        *("--block", None, BLOCK_SIZES, "number of elements that share an mx scale"),
         shown="the format's own",
     )
-    scale_rule: str = _how(
-        "--scale-rule", "floor", SCALE_RULES, "how an mx scale follows from its block"
+    scale_rule: str = _quantizer(
+        "--scale-rule", "floor", SCALE_RULES, "how to compute an mx scale from its block's amax"
     )
-    rounding: str | None = _how(
-        *("--rounding", None, ROUNDINGS, "how elements are rounded"),
+    rounding: str | None = _quantizer(
+        *("--rounding", None, ROUNDINGS, "how to round elements"),
         shown="nearest-away for hifp8 and hif4, else nearest-even",
     )
-    overflow: str = _how(
-        "--overflow", "saturate", OVERFLOWS, "what hifp8 makes of what is too large"
+    overflow: str = _quantizer(
+        "--overflow", "saturate", OVERFLOWS, "how hifp8 handles overflow: saturate, or Inf"
     )
-    save_activations: str = _how(
+    save_activations: str = _quantizer(
         *("--save-activations", "full", SAVED_FORMS),
-        "what linear layers keep of inputs; packed: codes",
+        "form in which linear layers save inputs for backward; packed: as codes",
     )
-    tensor_scale: bool = _how(
-        "--tensor-scale", False, _SWITCH, "give hifp8 a power of two as a scale for each tensor"
+    tensor_scale: bool = _quantizer(
+        "--tensor-scale", False, _SWITCH, "use a power-of-two scale per tensor with hifp8"
     )
-    smooth_key: bool = _how(
+    smooth_key: bool = _quantizer(
         *("--smooth-key", False, _SWITCH),
-        "take their mean over tokens off the keys that qk quantizes",
+        "subtract the mean key over tokens before quantizing QK",
     )
-    unnormalized_probs: bool = _how(
+    unnormalized_probs: bool = _quantizer(
         *("--unnormalized-probs", False, _SWITCH),
-        "have pv quantize exp(score - row maximum), and divide by its sum after",
+        "quantize exp(score - row maximum) in pv, and divide by its sum after the product",
     )
-    seed: int = _how("--quant-seed", 0, check_seed, "the base of stochastic rounding's seeds", **_N)
-    cache_weights: bool = _how(
-        "--cache-weights", False, _SWITCH, "quantize a weight once an optimizer step"
+    seed: int = _quantizer("--quant-seed", 0, check_seed, "base seed of stochastic rounding", **_N)
+    cache_weights: bool = _quantizer(
+        "--cache-weights", False, _SWITCH, "quantize a weight once per optimizer step"
     )
     exclude: tuple[str, ...] = _option(
         *("layers", "--exclude", (), excludes.check),
@@ -126,11 +126,11 @@ class Options:
     )
     every: int = _record(
         *("--record-every", 50, _check_count),
-        "measure the quantizers in the first and each Nth iteration; 0: never",
+        "measure the quantizers in the first and every Nth iteration; 0: never",
         **_N,
     )
     dump: tuple[int, ...] = _record(
-        *("--dump", (), _check_dump, "an iteration whose operands are saved, for `mqo stats`"),
+        *("--dump", (), _check_dump, "save the operands of this iteration, for `mqo stats`"),
         kind=int,
         metavar="ITERATION",
     )
@@ -139,13 +139,13 @@ class Options:
             "--keep-last",
             0,
             _check_count,
-            "checkpoints to keep of those that the run saves; 0: all",
+            "number of newest checkpoints to keep; 0: all",
         ),
-        shown="standard keeps 3, the others all",
+        shown="3 for standard, else all",
         **_N,
     )
     check_nan: bool = _run(
-        "--check-nan", False, _SWITCH, "find the layer of the first NaN or Inf; slow"
+        "--check-nan", False, _SWITCH, "report the layer of the first NaN or Inf; slow"
     )
 
 
@@ -156,14 +156,14 @@ TABLES = tuple(dict.fromkeys(option.table for option in OPTIONS.values()))
 
 
 def check(options: dict[str, Any]) -> None:
-    """Raise ValueError, naming the option and what is valid, for an unknown name or value."""
+    """Raise ValueError, naming the option and the valid ones, for an unknown name or value."""
     for name, value in options.items():
         check_choice("option", name, tuple(OPTIONS))
         check_value(OPTIONS[name].table, name, OPTIONS[name].check, value)
 
 
 def check_value(table: str, name: str, checked: Callable[[object], object], value: object) -> None:
-    """Raise the ValueError of a check, with the place in quant.toml."""
+    """Run a check; its ValueError gets the table and key of quant.toml."""
     try:
         checked(value)
     except ValueError as error:

@@ -1,8 +1,8 @@
-"""What a linear layer keeps of its input for the backward pass: all of it, or its codes.
+"""Save the input of a linear layer for the backward pass as codes.
 
-With `save_activations = "packed"` backward sees the input as fprop quantized it. That is another
-recipe, not another way to store: wgrad's operand is rounded even where wgrad's own type is 'none',
-and where it is not, a second time.
+With `save_activations = "packed"` the backward pass reads the input that fprop quantized. This
+changes the numerics, not only the storage: wgrad's operand is rounded even if the type of wgrad is
+'none'; with another type, it is rounded twice.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from mqo.quant.packing import PackedTensor, pack
 from mqo.quant.scales import Stored
 from mqo.quant.spec import QuantSpec
 
-# Where a context keeps what the saved tensors do not say.
+# The attribute of a context for the metadata of the saved tensors.
 _FORM = "mqo_packed_form"
 
 
@@ -31,7 +31,7 @@ def save_packed(
 ) -> None:
     """Save `activation` as codes, and `weight` unchanged, in the `ctx` of an autograd.Function.
 
-    They replace the tensors saved before. `seed` and `amax` are those of `fake_quantize`.
+    They replace the saved tensors. `seed` and `amax` are the arguments of `fake_quantize`.
     """
     packed = pack(activation, spec, axis=axis, seed=seed, amax=amax)
     form = partial(
@@ -42,7 +42,7 @@ def save_packed(
 
 
 def saved_operands(ctx: Any) -> tuple[Tensor, ...]:
-    """Return the tensors saved by the forward pass of `ctx`: the input, unpacked, and the weight.
+    """Return the tensors that the forward pass saved in `ctx`: the unpacked input, and the weight.
 
     Patched Megatron calls this instead of `ctx.saved_tensors` at the start of the backward pass.
     """

@@ -1,4 +1,4 @@
-"""Quantized tensors as their codes and scales: what the formats take in storage."""
+"""Pack quantized tensors into codes and scales, and unpack them."""
 
 import functools
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from mqo.quant.backend import (
     fake_quantize,
     fields_of,
     is_traced,
-    spec_of,
+    spec_from_fields,
 )
 from mqo.quant.codes import code_values
 from mqo.quant.formats import FORMATS, check_choice
@@ -24,11 +24,11 @@ from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import signed
 
 _PART = 1 << 17  # elements
-_MODERATE = 100  # exponents of scales whose products with any value are normal numbers
-# Formats whose scaled values are not multiples of a power of two with few bits.
-INEXACT = {n for n, one in FORMATS.items() if one.scale in ("fp32", "tensor", "two-level")}
+_MODERATE = 100  # limit of scale exponents: products with any value are then normal numbers
+# Formats whose scales are not powers of two, so that scaling a value is inexact.
+INEXACT = {n for n, fmt in FORMATS.items() if fmt.scale in ("fp32", "tensor", "two-level")}
 _CONTIGUOUS = torch.contiguous_format
-# Codes that begin at a byte's first bit together, and the bytes that they fill.
+# {bits: the number of codes in a group that fills whole bytes, and the number of these bytes}
 _GROUPS = {4: (2, 1), 6: (4, 3), 8: (1, 1)}
 
 
@@ -37,11 +37,11 @@ class PackedTensor:
     """A quantized tensor: the codes of its elements, and its scales.
 
     Attributes:
-        codes: uint8, of the tensor with `axis` moved last, [..., ceil(size * bits / 8)]. Codes of 4
-            and 6 bits lie one behind the other along that axis, each from the lowest free bit on;
-            what the last byte has left is 0.
-        scales: see `scales.Stored`: the codes of a block whose scale is NaN are 0.
-        shape: of the tensor that was packed, and of what `unpack` returns.
+        codes: uint8 [..., ceil(size * bits / 8)], with `axis` moved last. Codes of 4 and 6 bits
+            follow one another along that axis, each from the lowest free bit on; unused bits of the
+            last byte are 0.
+        scales: see `scales.Stored`; the codes of a block whose scale is NaN are 0.
+        shape: of the packed tensor, and of the result of `unpack`.
         dtype: of both.
     """
 
@@ -54,12 +54,12 @@ class PackedTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the codes and scales."""
+        """The size of codes and scales in bytes."""
         return self.codes.nbytes + sum(part.nbytes for part in self.scales)
 
     @torch.no_grad()
     def unpack(self) -> Tensor:
-        """Return the tensor, contiguous: bit for bit what fake_quantize makes of it."""
+        """Return the contiguous tensor, bit for bit the result of `fake_quantize`."""
         result = torch.empty(self.shape, dtype=self.dtype, device=self.codes.device)
         if is_traced(self.codes):
             stored = (*self.scales, self.axis, *fields_of(self.spec))
@@ -77,7 +77,7 @@ def pack(
     seed: int | None = None,
     amax: Tensor | None = None,
 ) -> PackedTensor:
-    """Quantize `x` as fake_quantize does, and keep codes and scales; raises what it raises.
+    """Quantize `x` as `fake_quantize`, but return codes and scales; raise what it raises.
 
     'none' is refused, too.
     """
@@ -108,7 +108,7 @@ def _pack(
 
 
 def working_dtype(x: Tensor, quant_type: str) -> torch.dtype:
-    """Return the dtype in which `pack` has a copy of all of `x` for a while."""
+    """Return the dtype of the temporary copy of `x` that `pack` makes."""
     is_wide = quant_type in INEXACT or x.dtype == torch.float16
     return torch.float32 if is_wide else x.dtype
 
@@ -119,7 +119,7 @@ def _last(x: Tensor, spec: QuantSpec, axis: int) -> Tensor:
 
 
 def _unpack(codes: Tensor, result: Tensor, scales: Stored, axis: int, spec: QuantSpec) -> None:
-    """Fill `result` with the values."""
+    """Write the values to `result`."""
     if not result.numel():
         return
     last = result.movedim(axis, -1) if result.dim() else result
@@ -135,9 +135,9 @@ def _unpack(codes: Tensor, result: Tensor, scales: Stored, axis: int, spec: Quan
 
 
 def _recoverable(decode: Tensor, inexact: bool) -> bool:
-    """Return whether a float32 product with its scale tells a value: none is too near an end.
+    """Return whether float32 products with these scales identify the values: none is too extreme.
 
-    Products with a power of two, and HiFloat4's, are exact down to the smallest ones.
+    Products with a power of two, and HiFloat4's, are exact even for the smallest scales.
     """
     low = 2.0**-_MODERATE if inexact else 0.0
     return not ((decode > 2.0**_MODERATE) | ((decode > 0) & (decode < low))).any()
@@ -154,8 +154,7 @@ def _encoded(rounded: Tensor, decode: Tensor, spec: QuantSpec) -> Tensor:
     inverse = inverse.expand(len(rows), -1) if run is None else _rows(inverse)
     for part in _parts(rows):
         values = rows[part].float() * spread(inverse[part], run, size)
-        # An element that is not a number is one of a block that has no scale; without scales, there
-        # is a code for it.
+        # A NaN comes from a block whose scale is NaN; formats without scales have a code for it.
         values = values if spec.format.scale == "none" else values.nan_to_num_(nan=0.0)
         target[part] = _joined(_codes(values, spec), spec.format.code_bits)[:, : target.shape[1]]
     return codes
@@ -168,7 +167,7 @@ def _codes_like(x: Tensor, spec: QuantSpec) -> Tensor:
 
 
 def _codes(values: Tensor, spec: QuantSpec) -> Tensor:
-    """Return the codes, int32, of a format's own values, give or take a float32's last bit."""
+    """Return the codes, int32, of values of a format, up to an error in float32's last bit."""
     patterns = values.bfloat16().view(torch.int16).int() & 0xFFFF
     table = _code_table(spec.quant_type, values.device)
     return table.index_select(0, patterns.flatten()).view(values.shape).int()
@@ -180,7 +179,7 @@ def _joined(codes: Tensor, bits: int) -> Tensor:
 
 
 def _regrouped(parts: Tensor, count: int, other: int, bits: int, other_bits: int) -> Tensor:
-    """Cut `count` parts of `bits` each, int32, [rows, parts], into `other` of `other_bits`."""
+    """Regroup `count` parts of `bits` bits, int32 [rows, parts], into `other` of `other_bits`."""
     padded = torch.nn.functional.pad(parts, (0, -parts.shape[1] % count)).unflatten(1, (-1, count))
     words = (padded << bits * torch.arange(count, device=parts.device)).sum(-1, keepdim=True)
     cut: Tensor = words >> other_bits * torch.arange(other, device=parts.device)
@@ -188,12 +187,12 @@ def _regrouped(parts: Tensor, count: int, other: int, bits: int, other_bits: int
 
 
 def _rows(x: Tensor) -> Tensor:
-    """Return `x` [..., size], not empty, as [rows, size]: its own memory, if it is contiguous."""
+    """Reshape `x` [..., size], not empty, to [rows, size]: a view, if it is contiguous."""
     return x.reshape(-1, x.shape[-1] if x.dim() else 1)
 
 
 def _parts(rows: Tensor) -> Iterator[slice]:
-    """Cut rows into parts whose intermediate results stay small."""
+    """Split rows into parts with small intermediate results."""
     step = max(1, _PART // max(1, rows.shape[1]))
     return (slice(first, first + step) for first in range(0, len(rows), step))
 
@@ -202,22 +201,22 @@ def _decoded(codes: Tensor, quant_type: str) -> Tensor:
     """Return the values [rows, elements] of codes [rows, bytes], float32."""
     bits = FORMATS[quant_type].code_bits
     count, size = _GROUPS[bits]
-    found = _regrouped(codes.int(), size, count, 8, bits)
+    elements = _regrouped(codes.int(), size, count, 8, bits)
     table = _value_table(quant_type, codes.device)
-    return table.index_select(0, found.flatten().int()).view(len(codes), -1)
+    return table.index_select(0, elements.flatten().int()).view(len(codes), -1)
 
 
 @functools.cache
 def _value_table(quant_type: str, device: torch.device) -> Tensor:
-    """Return the value of every code, float32."""
+    """Return the values of all codes, float32."""
     return torch.tensor(code_values(quant_type), dtype=torch.float32, device=device)
 
 
 @functools.cache
 def _code_table(quant_type: str, device: torch.device) -> Tensor:
-    """Return the code of each bfloat16 pattern that is one of the format's values, else 0.
+    """Return the code of each bfloat16 pattern, 0 if the format does not have its value.
 
-    Every format's values are a bfloat16's. Of the codes of one value the first counts.
+    bfloat16 has the values of every format. If a value has several codes, the first is used.
     """
     patterns = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
     values = torch.tensor(code_values(quant_type), dtype=torch.float32)
@@ -246,17 +245,17 @@ torch.library.define(
 
 @torch.library.impl(_PACK, "CompositeExplicitAutograd")
 def _(x: Tensor, amax: Tensor | None, axis: int, seed: int, *fields: Any) -> tuple[Tensor, ...]:
-    codes, scales = _pack(x, spec_of(*fields), axis, seed % 2**64, amax)
+    codes, scales = _pack(x, spec_from_fields(*fields), axis, seed % 2**64, amax)
     return codes, *scales
 
 
 @torch.library.impl(_UNPACK, "CompositeExplicitAutograd")
 def _(codes: Tensor, out: Tensor, scales: Tensor, total: Tensor, axis: int, *fields: Any) -> None:
-    _unpack(codes, out, Stored(scales, total), axis, spec_of(*fields))
+    _unpack(codes, out, Stored(scales, total), axis, spec_from_fields(*fields))
 
 
 def _fake_pack(x: Tensor, _: object, axis: int, seed: int, *fields: Any) -> tuple[Tensor, ...]:
-    spec = spec_of(*fields)
+    spec = spec_from_fields(*fields)
     last = _last(x, spec, axis)
     return _codes_like(last, spec), *stored_like(last, spec)
 

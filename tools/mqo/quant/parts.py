@@ -1,4 +1,4 @@
-"""Quantizes an operand part by part, to the bits that it would have as a whole."""
+"""Quantize an operand part by part, with the same bits as quantizing the whole."""
 
 from dataclasses import dataclass
 
@@ -17,13 +17,13 @@ from mqo.quant.tensor_amax import largest
 
 @dataclass(frozen=True)
 class OperandParts:
-    """An operand [matrices, rows, size] that is never whole: quantized along its last axis.
+    """Quantizes parts of an operand [matrices, rows, size] along its last axis.
 
-    place: site, layer and operand. shape: the whole operand's. seed: of stochastic rounding. amax:
-    of the whole, float32 [], for formats that scale by it.
+    key: site, layer and operand. shape: that of the whole operand. seed: for stochastic rounding.
+    amax: that of the whole operand, float32 [], for formats that scale by it.
     """
 
-    place: tuple[str, str, str]
+    key: tuple[str, str, str]
     spec: QuantSpec
     shape: tuple[int, int, int]
     seed: int | None = None
@@ -31,21 +31,21 @@ class OperandParts:
 
     @property
     def block(self) -> int:
-        """Elements that share a scale: a row may be cut at multiples of it, where zeros follow."""
+        """Elements that share a scale: a row may end at a multiple of it if only zeros follow."""
         return self.spec.block or 1
 
     @property
     def needs_whole_rows(self) -> bool:
-        """Whether a part must hold rows to their ends, zeros too: an element draws by its place."""
+        """Whether parts must have whole rows, zeros too, since draws depend on the index."""
         return self.spec.rounding == "stochastic"
 
     @property
     def is_watched(self) -> bool:
-        """Whether what is quantized is measured or kept now, zeros too."""
+        """Whether parts are now measured or kept, zeros too."""
         return RECORDER.measuring or RECORDER.dumping
 
     def quantize(self, part: Tensor, matrix: int, row: int, out: Tensor) -> Tensor:
-        """Write to `out`, and return, a part [m, r, n] that begins at this matrix and row.
+        """Quantize a part [m, r, n] that begins at this matrix and row into `out`; return `out`.
 
         Elements of a row that a part does not cover are zeros.
         """
@@ -53,7 +53,7 @@ class OperandParts:
             return part
         amax = self.amax
         if amax is not None:
-            amax = torch.maximum(amax, largest(part))  # a NaN must not vanish where it has no code
+            amax = torch.maximum(amax, largest(part))  # propagate a NaN in formats without its code
         if self.seed is None:
             return fake_quantize(part, self.spec, out=out, amax=amax)
         _, rows, size = self.shape
@@ -63,13 +63,13 @@ class OperandParts:
         return out
 
     def observe(self, part: Tensor, quantized: Tensor, matrix: int, row: int) -> None:
-        """Check and record a part; the first one counts as the call."""
+        """Check and record a part; the first part counts as the call."""
         if self.spec.quant_type == NONE:
             return
         if current().check_nan:
-            check_rounding(*self.place, self.spec.quant_type, part, quantized)
+            check_rounding(*self.key, self.spec.quant_type, part, quantized)
         RECORDER.observe(
-            *self.place,
+            *self.key,
             self.spec,
             -1,
             part,

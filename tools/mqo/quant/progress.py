@@ -28,5 +28,5 @@ def total() -> int | None:
 
 
 def began() -> int:
-    """Return the number of calls of `set_step`, which tells steps with the same number apart."""
+    """Return the number of calls of `set_step`, which distinguishes steps with the same number."""
     return _began

@@ -1,4 +1,4 @@
-"""What the quantizer counts and measures of its own work, by site, layer, operand and type."""
+"""Count and measure the quantizer's calls, by site, layer, operand and type."""
 
 import math
 from collections.abc import Iterable, Iterator
@@ -14,21 +14,21 @@ from mqo.quant.formats import SITES
 from mqo.quant.measurement import Measurement, Sums, decibels, measure, merged
 from mqo.quant.spec import QuantSpec
 
-# Takes the place of a quant type in the records of a layer that the run leaves unquantized.
+# Replaces the quant type in the records of a layer that the run leaves unquantized.
 EXCLUDED = "excluded"
 
 Key = tuple[str, str, str, str]
-# Of a part: the whole operand's shape, and the matrix and row where the part begins.
+# The position of a part: the whole operand's shape, and the matrix and row where the part begins.
 Within = tuple[torch.Size, tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class QuantRecord:
-    """One operand of one layer's GEMM: how often it was quantized, and how well.
+    """The calls and the error of one operand of one layer's GEMM.
 
     `quant_type` is EXCLUDED for a layer that the run excludes; its calls were not quantized.
-    `signal` and `noise` are sums of x² and (x - q)² over the `measured` of the `calls`. A forward
-    pass that is recomputed for backward counts again.
+    `signal` and `noise` are sums of x² and (x - q)² over the `measured` ones of the `calls`. A
+    recomputed forward pass counts again.
     """
 
     site: str
@@ -42,7 +42,7 @@ class QuantRecord:
 
     @property
     def key(self) -> Key:
-        """What the record is about: site, layer, operand, type."""
+        """Site, layer, operand and type."""
         return (self.site, self.layer, self.operand, self.quant_type)
 
     @property
@@ -57,7 +57,7 @@ class _Tally:
     measured: int = 0
     signal: float = 0.0
     noise: float = 0.0
-    # Of the step that is being measured.
+    # The step that is being measured.
     step: Sums | None = None
     step_calls: int = 0
 
@@ -65,17 +65,17 @@ class _Tally:
 class Recorder:
     """Counts every quantized operand; measures and keeps operands in selected steps.
 
-    The run's options `every` and `dump` select the steps.
+    The options `every` and `dump` select the steps.
     """
 
     def __init__(self) -> None:
         self._tallies: dict[Key, _Tally] = {}
         self._dump: dict[str, Tensor] = {}
         self._measuring = self._dumping = False
-        self._partial: str | None = None  # the operand whose parts are being kept
+        self._partial: str | None = None  # the operand whose parts are kept
 
     def begin_step(self, iteration: int) -> None:
-        """Start an iteration, counted from 1. Options select those that are measured or kept."""
+        """Start an iteration, counted from 1; options select those to measure or keep."""
         options = current()
         every = options.every
         self._measuring = bool(every) and (iteration == 1 or iteration % every == 0)
@@ -83,12 +83,12 @@ class Recorder:
 
     @property
     def measuring(self) -> bool:
-        """Whether calls are being measured: the same on all ranks."""
+        """Whether calls are measured now; the same on all ranks."""
         return self._measuring
 
     @property
     def dumping(self) -> bool:
-        """Whether operands are being kept."""
+        """Whether operands are kept now."""
         return self._dumping
 
     def observe(
@@ -105,16 +105,16 @@ class Recorder:
         calls: int = 1,
         within: Within | None = None,
     ) -> None:
-        """Count one call, measure it if its step is measured; that never waits for the device.
+        """Count a call, and measure it if its step is measured, without waiting for the device.
 
-        `amax` is the argument of `fake_quantize`. `dump` is kept in a dumped step instead of
-        `original`, which was computed from it. If an operand comes in parts, one part counts as the
-        call, the others as 0 `calls`, and `within` is the position of the part.
+        `amax` is the argument of `fake_quantize`. A dumped step keeps `dump` instead of `original`,
+        which was computed from it. If an operand comes in parts, one part counts as the call, the
+        others as 0 `calls`, and `within` is the position of the part.
         """
         tally = self.count(site, layer, operand, spec.quant_type, calls)
         if self._measuring:
             sums = measure(original, quantized, spec, axis, amax)
-            if not calls and not spec.block:  # the scale is the whole operand's: it was counted
+            if not calls and not spec.block:  # the first part counted the operand's only scale
                 sums = sums._replace(scales=torch.zeros_like(sums.scales))
             tally.step = sums if tally.step is None else tally.step.add(sums)
             tally.step_calls += calls
@@ -126,18 +126,18 @@ class Recorder:
                 self._keep_part(name, kept, within, first=calls > 0)
 
     def count(self, site: str, layer: str, operand: str, quant_type: str, calls: int = 1) -> _Tally:
-        """Count calls that nothing is measured of, and return their tally."""
+        """Count calls without measuring them, and return their tally."""
         tally = self._tallies.setdefault((site, layer, operand, quant_type), _Tally())
         tally.calls += calls
         return tally
 
     def _keep(self, name: str, original: Tensor) -> None:
-        """Keep what the first call of a step was given; later micro-batches are as good."""
+        """Keep the operand of the first call of a step; other micro-batches add nothing."""
         if name not in self._dump:
             self._dump[name] = original.detach().to("cpu", copy=True).contiguous()
 
     def _keep_part(self, name: str, part: Tensor, within: Within, first: bool) -> None:
-        """Keep a part of the first call, zeros where none comes; the first part comes first."""
+        """Keep a part of the first call, with zeros for missing parts; `first` begins the call."""
         shape, (matrix, row) = within
         if first:
             self._partial = None if name in self._dump else name
@@ -147,27 +147,27 @@ class Recorder:
             self._dump[name][matrix : matrix + matrices, row : row + rows, :size] = part
 
     def end_step(self) -> list[Measurement]:
-        """Return what was measured since `begin_step`, and measure no more. Waits for the device.
+        """Return the measurements since `begin_step`, and stop measuring; wait for the device.
 
-        What is measured goes into the totals, too.
+        The measurements are added to the totals, too.
         """
         self._measuring = False
         measured = [(key, tally, tally.step) for key, tally in self._sorted() if tally.step]
         if not measured:
             return []
-        # One transfer for all.
+        # A single transfer for all.
         rows = torch.stack([step.flat() for _, _, step in measured]).tolist()
-        found = []
+        measurements = []
         for (key, tally, _), row in zip(measured, rows, strict=True):
-            found.append(Measurement.of(key, row))
-            tally.signal += found[-1].signal
-            tally.noise += found[-1].noise
+            measurements.append(Measurement.from_sums(key, row))
+            tally.signal += measurements[-1].signal
+            tally.noise += measurements[-1].noise
             tally.measured += tally.step_calls
             tally.step, tally.step_calls = None, 0
-        return found
+        return measurements
 
     def take_dump(self) -> dict[str, Tensor]:
-        """Return {site/layer/operand: operand as it was before} of a step to be dumped; once."""
+        """Return {site/layer/operand: unquantized operand} of a dumped step, once."""
         self._dumping = False
         kept, self._dump = self._dump, {}
         return kept
@@ -178,7 +178,7 @@ class Recorder:
             self.count(site, layer, operand, EXCLUDED)
 
     def entries(self) -> list[QuantRecord]:
-        """Return all records, sorted by key; what `end_step` has not seen is not measured."""
+        """Return all records, sorted by key; measurements count after `end_step`."""
         return [
             QuantRecord(*key, tally.calls, tally.measured, tally.signal, tally.noise)
             for key, tally in self._sorted()
@@ -189,7 +189,7 @@ class Recorder:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave what runs in this block out of all counts, measurements and dumps."""
+        """Exclude this block from all counts, measurements and dumps."""
         kept = dict(vars(self))
         self.reset()
         try:
@@ -198,7 +198,7 @@ class Recorder:
             vars(self).update(kept)
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Delete all records."""
         vars(self).update(vars(Recorder()))
 
 
@@ -206,27 +206,27 @@ RECORDER = Recorder()
 
 
 def merge(rank_entries: Iterable[Iterable[QuantRecord]]) -> list[QuantRecord]:
-    """Add up the records of several ranks: one for each key, sorted by key.
+    """Sum the records of several ranks: one per key, sorted by key.
 
-    Energies add, so the SQNR is that of all ranks' data together, not a mean of decibels.
+    Energies add, so the SQNR is that of the data of all ranks, not a mean of decibels.
     """
     return merged(rank_entries, _add)
 
 
-def _add(one: QuantRecord, two: QuantRecord) -> QuantRecord:
+def _add(left: QuantRecord, right: QuantRecord) -> QuantRecord:
     return QuantRecord(
-        *one.key,
-        calls=one.calls + two.calls,
-        measured=one.measured + two.measured,
-        signal=one.signal + two.signal,
-        noise=one.noise + two.noise,
+        *left.key,
+        calls=left.calls + right.calls,
+        measured=left.measured + right.measured,
+        signal=left.signal + right.signal,
+        noise=left.noise + right.noise,
     )
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` as JSON can hold it: NaN and infinity, also within, as text."""
+    """Convert `value` for JSON: NaN and infinity, also nested ones, become text."""
     if isinstance(value, dict):
-        return {key: jsonable(one) for key, one in value.items()}
+        return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [jsonable(one) for one in value]
+        return [jsonable(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value

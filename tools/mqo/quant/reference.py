@@ -1,8 +1,8 @@
-"""The reference quantizers: plain PyTorch, slow and exact, that every faster one must equal.
+"""The reference quantizers: slow, exact PyTorch code, which all faster ones must equal bit for bit.
 
-Quantizing is two steps, which packed storage takes one at a time: `encode` finds the scales and
-rounds to the format's values, `decode` multiplies them again. The arithmetic is float64, where
-every step is exact that is not rounded to float32 on purpose (scales.py).
+Quantization has two steps, which packed storage uses separately: `encode` computes the scales and
+rounds to the format's values, `decode` multiplies them. The arithmetic is float64: every operation
+is exact, except those that are deliberately rounded to float32 (scales.py).
 """
 
 from typing import NamedTuple
@@ -17,9 +17,9 @@ from mqo.quant.stochastic import RANDOM_BITS, draws
 
 
 class Encoded(NamedTuple):
-    """A quantized tensor, taken apart; `axis` is its last here.
+    """A quantized tensor as values and scales; `axis` is moved last.
 
-    values: float64, of the format's own values [..., size]; 0 where the scale is NaN.
+    values: float64 [..., size], values of the format; 0 if the scale is NaN.
     """
 
     values: Tensor
@@ -34,7 +34,7 @@ def qdq(
     seed: int | None = None,
     amax: Tensor | None = None,
 ) -> Tensor:
-    """Return what `backend.fake_quantize` does, which checks the arguments; it takes them all."""
+    """Quantize as `backend.fake_quantize`, which checks the arguments; all are supported."""
     encoded = encode(x, spec, axis, seed, amax)
     result = torch.empty_like(x) if out is None else out
     decoded = decode(encoded)
@@ -48,7 +48,7 @@ def encode(
     axis = _axis(spec, axis)
     random = None
     if spec.rounding == "stochastic":
-        assert seed is not None  # `backend.fake_quantize` refuses it
+        assert seed is not None  # `backend.fake_quantize` checks it
         random = draws(x.shape, seed, x.device).movedim(axis, -1)
     x = x.movedim(axis, -1) if x.dim() else x
     scales = scales_of(x, spec, amax)
@@ -63,7 +63,7 @@ def encode(
 
 
 def decode(encoded: Encoded) -> Tensor:
-    """Return values times scales in float64, [..., size]: float32 values."""
+    """Return values times scales, [..., size]: float32 values in float64."""
     return _times(encoded.values, encoded.scales.decode, encoded.scales.run)
 
 
@@ -89,8 +89,8 @@ def _round_element(x: Tensor, element: Minifloat, rounding: str, random: Tensor 
 def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tensor | None) -> Tensor:
     """Round float64 `x` to the values of `fmt`; zero has no sign.
 
-    Below 2^min_exponent the grid is {0, 2^min_exponent}. Above 2^max_exponent the grid continues,
-    and values that round to it overflow.
+    Below 2^min_exponent the grid is {0, 2^min_exponent}. Above 2^max_exponent the grid continues;
+    values that round to those points overflow.
     """
     magnitude = x.abs()
     power = exponent(magnitude).clamp(fmt.min_exponent, fmt.max_exponent)
@@ -111,7 +111,7 @@ def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tenso
 
 
 def _round_steps(steps: Tensor, rounding: str, random: Tensor | None) -> Tensor:
-    """Round a float64 count of quanta, which is not negative, to a whole one."""
+    """Round a float64 count of quanta, not negative, to an integer."""
     if rounding == "nearest-even":
         return torch.round(steps)
     if rounding == "nearest-away":

@@ -1,7 +1,7 @@
-"""The scales of every format, by definition: what a tensor's elements are multiplied by.
+"""The definitions of the scales of every format.
 
-Where a definition computes in float32, this does so in float64 and rounds each result: an operation
-on two float32 values, rounded from float64, is what float32 arithmetic gives.
+If a definition uses float32, this code computes in float64 and rounds each result to float32: for a
+single operation on two float32 values, this equals float32 arithmetic.
 """
 
 from collections.abc import Callable
@@ -32,11 +32,11 @@ _HIF4_RUN = 4  # elements that share all three of its scales
 
 
 class Stored(NamedTuple):
-    """The scales as storage keeps them.
+    """The scales in storage.
 
-    block: uint8 or float32 [..., blocks], or with 4 bytes each [..., blocks, 4]; [1] for the power
-        of two of a tensor, and [0] without any.
-    tensor: float32 [1], the tensor's own scale, or [0].
+    block: uint8 or float32 [..., blocks], or [..., blocks, 4] with 4 bytes each; [1] for the power
+        of two of a tensor, and [0] without block scales.
+    tensor: float32 [1], the scale of the tensor, or [0].
     """
 
     block: Tensor
@@ -44,11 +44,11 @@ class Stored(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """What multiplies the elements of a tensor [..., size] before and after they are rounded.
+    """The factors of the elements of a tensor [..., size] before and after rounding.
 
-    encode, decode: float64 [..., runs], which are float32 values; NaN where what is not finite has
-        left no scale. A tensor's own is [1].
-    run: how many elements along the last axis share a factor; None if all do.
+    encode, decode: float64 [..., runs] with float32 values; NaN if the amax is not finite. The
+        scale of a tensor is [1].
+    run: the number of elements along the last axis that share a factor; None if all do.
     """
 
     encode: Tensor
@@ -60,22 +60,22 @@ class Scales(NamedTuple):
 def scales_of(x: Tensor, spec: QuantSpec, amax: Tensor | None = None) -> Scales:
     """Return the scales of `x` [..., size], with blocks along the last axis.
 
-    `amax` is the largest magnitude, float32 [], that counts for the tensor's own scale; None: x's.
+    `amax`, float32 [], determines the scale of the tensor; None for the amax of `x`.
     """
     stored, encode = _FIND[spec.format.scale](x, spec, amax)
     return Scales(encode, decode_factors(stored, spec), run_of(spec), stored)
 
 
 def run_of(spec: QuantSpec) -> int | None:
-    """Return how many elements in a row share all their scales; None: all of the tensor."""
+    """Return the number of elements in a row that share all their scales; None for all."""
     return _HIF4_RUN if spec.format.scale == "hif4" else spec.block
 
 
 def carry_of(spec: QuantSpec) -> int:
-    """Return what, added to an amax's float32 pattern, carries where its scale is the next one.
+    """Return the number that, added to amax's float32 pattern, carries if the scale rounds up.
 
-    It is for scales of `e8m0`, and for `power-of-two`: the largest that keeps amax within the
-    element's range is the one of the rule 'rceil'.
+    It applies to `e8m0`, and to `power-of-two`, whose largest scale that keeps amax within the
+    element's range is that of the rule 'rceil'.
     """
     element, unit = spec.format.minifloat, 1 << 23
     fraction = int((element.max_value / 2.0**element.emax - 1.0) * unit)
@@ -89,9 +89,9 @@ def carry_of(spec: QuantSpec) -> int:
 
 
 def stored_like(x: Tensor, spec: QuantSpec) -> Stored:
-    """Return empty tensors for the stored scales of `x` [..., size], as `scales_of` makes them."""
+    """Return uninitialized tensors like the stored scales of `x` [..., size] from `scales_of`."""
     kind = spec.format.scale
-    byte, number = (partial(x.new_empty, dtype=one) for one in (torch.uint8, torch.float32))
+    byte, number = (partial(x.new_empty, dtype=dtype) for dtype in (torch.uint8, torch.float32))
     if not spec.block:
         is_tensor = kind == "tensor"
         block = byte(1) if spec.tensor_scale and not is_tensor else number(0)
@@ -102,7 +102,7 @@ def stored_like(x: Tensor, spec: QuantSpec) -> Stored:
 
 
 def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
-    """Return the `Scales.decode` of scales in storage."""
+    """Return `Scales.decode` for stored scales."""
     kind, block = spec.format.scale, stored.block
     if kind == "none" and not block.numel():
         return torch.ones(1, dtype=torch.float64, device=block.device)
@@ -120,10 +120,10 @@ def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
 
 
 def blocks_of(x: Tensor, block: int) -> Tensor:
-    """Return `x` [..., size] as [..., blocks, block], the last one filled up with zeros."""
+    """Reshape `x` [..., size] to [..., blocks, block]; the last block is padded with zeros."""
     # Zeros change neither a block's amax nor whether it is finite.
     missing = -x.shape[-1] % block
-    padded = torch.nn.functional.pad(x, (0, missing)) if missing else x  # which copies
+    padded = torch.nn.functional.pad(x, (0, missing)) if missing else x  # `pad` copies
     blocks: Tensor = padded.unflatten(-1, (padded.shape[-1] // block, block))
     return blocks
 
@@ -138,13 +138,13 @@ def spread(factors: Tensor, run: int | None, size: int) -> Tensor:
 def exponent(x: Tensor) -> Tensor:
     """Read floor(log2 |x|) from the bits of float64 `x`: -1023 for zero, 1024 for Inf and NaN.
 
-    Every finite float32, subnormals included, is a normal float64, so the field is the exponent.
+    Every finite float32, subnormals included, is a normal float64, so its field is the exponent.
     """
     return ((x.view(torch.int64) >> 52) & 0x7FF) - 1023
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """Build 2^exponent as float64, by its bits, for -1022 <= exponent <= 1023."""
+    """Build 2^exponent as float64 from its bits, for -1022 <= exponent <= 1023."""
     return ((exponent + 1023) << 52).view(torch.float64)
 
 
@@ -159,55 +159,55 @@ def bf16(x: Tensor) -> Tensor:
 
 
 def round_even(x: Tensor, element: Minifloat) -> Tensor:
-    """Round float64 to the nearest of an element's values, ties to even."""
+    """Round float64 to the nearest value of an element, ties to even."""
     x = x.clamp(-element.max_value, element.max_value)
     quantum = power_of_two(exponent(x).clamp(min=element.emin) - element.mantissa_bits)
     return torch.round(x / quantum) * quantum
 
 
-# -- each kind: what is stored, and the factors to encode with -------------------------------------
+# -- each kind: the stored scales, and the factors to encode with ----------------------------------
 
 
 def _none(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tensor]:
-    """Take amax to the top of a tapered element's widest mantissas, with `tensor_scale`.
+    """With `tensor_scale`, map amax to the exponent of a tapered element's widest mantissas.
 
-    The scale is 1 for an empty tensor, and where amax is zero, infinite or NaN.
+    The scale is 1 for an empty tensor, and if amax is zero, infinite or NaN.
     """
     none = _NONE.to(x.device)
     if not spec.tensor_scale:
         return Stored(none, none), torch.ones(1, dtype=torch.float64, device=x.device)
     largest = _tensor_amax(x, amax)
-    found = (exponent(largest) - spec.format.tapered.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
-    found = torch.where(largest.isfinite() & (largest > 0), found, 0).reshape(1)
-    return Stored((found + SCALE_BIAS).to(torch.uint8), none), power_of_two(-found)
+    power = (exponent(largest) - spec.format.tapered.widths[0][0]).clamp(min=SCALE_EXPONENT_MIN)
+    power = torch.where(largest.isfinite() & (largest > 0), power, 0).reshape(1)
+    return Stored((power + SCALE_BIAS).to(torch.uint8), none), power_of_two(-power)
 
 
 def _e8m0(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
     amax = _block_amax(x, spec)
-    found = _mx_exponent(amax, spec.format.minifloat, spec.scale_rule)
-    found = torch.where(amax.isfinite(), found, SCALE_EXPONENT_NAN)
-    encode = torch.where(amax.isfinite(), power_of_two(-found), torch.nan)
-    return Stored((found + SCALE_BIAS).to(torch.uint8), _NONE.to(x.device)), encode
+    power = _mx_exponent(amax, spec.format.minifloat, spec.scale_rule)
+    power = torch.where(amax.isfinite(), power, SCALE_EXPONENT_NAN)
+    encode = torch.where(amax.isfinite(), power_of_two(-power), torch.nan)
+    return Stored((power + SCALE_BIAS).to(torch.uint8), _NONE.to(x.device)), encode
 
 
 def _mx_exponent(amax: Tensor, element: Minifloat, scale_rule: str) -> Tensor:
-    """Return the exponent of the E8M0 scale of blocks whose largest magnitude is `amax`."""
-    found = exponent(amax)
-    significand = amax / power_of_two(found)
+    """Return the exponents of the E8M0 scales of blocks with these amax."""
+    power = exponent(amax)
+    significand = amax / power_of_two(power)
     if scale_rule == "rceil":  # ceil(log2(amax / max_value)); the exponent of max_value is emax
-        found = found + (significand > element.max_value / 2.0**element.emax)
+        power = power + (significand > element.max_value / 2.0**element.emax)
     elif scale_rule == "ceil":  # ceil(log2(amax))
-        found = found + (significand > 1.0)
+        power = power + (significand > 1.0)
     elif scale_rule == "even":  # does amax, rounded half up to an element's mantissa, carry?
-        found = found + (significand >= 2.0 - 2.0 ** -(element.mantissa_bits + 1))
-    return (found - element.emax).clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
+        power = power + (significand >= 2.0 - 2.0 ** -(element.mantissa_bits + 1))
+    return (power - element.emax).clamp(SCALE_EXPONENT_MIN, SCALE_EXPONENT_MAX)
 
 
 def _power_of_two(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
     scale = _to_top(_block_amax(x, spec), spec.format.minifloat)
-    found = torch.where(scale.isnan(), SCALE_EXPONENT_NAN, -exponent(scale))
-    encode = torch.where(scale.isnan(), torch.nan, power_of_two(-found))
-    return Stored((found + SCALE_BIAS).to(torch.uint8), _NONE.to(x.device)), encode
+    power = torch.where(scale.isnan(), SCALE_EXPONENT_NAN, -exponent(scale))
+    encode = torch.where(scale.isnan(), torch.nan, power_of_two(-power))
+    return Stored((power + SCALE_BIAS).to(torch.uint8), _NONE.to(x.device)), encode
 
 
 def _fp32(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
@@ -221,14 +221,14 @@ def _tensor(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Te
 
 
 def _to_top(amax: Tensor, element: Minifloat) -> Tensor:
-    """Return what takes `amax` to the element's largest value; NaN where it is not finite."""
+    """Return the factor that maps `amax` to the element's largest value; NaN if not finite."""
     scale = fp32(element.max_value / amax).clamp(max=_LARGEST)
     scale = torch.where(amax == 0, 1.0, scale)
     return torch.where(amax.isfinite(), scale, torch.nan)
 
 
 def _two_level(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tensor]:
-    """Scale the tensor so that its blocks' scales are E4M3, and its elements E2M1."""
+    """Scale the tensor so that its block scales fit E4M3, and its elements E2M1."""
     element, largest = spec.format.minifloat, _tensor_amax(x, amax)
     total = fp32(_E4M3.max_value * element.max_value / largest).clamp(max=_LARGEST)
     total = torch.where((largest == 0) | ~largest.isfinite(), 1.0, total)
@@ -241,7 +241,7 @@ def _two_level(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored,
 
 
 def _hif4(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
-    """Give 64 elements an E6M2, each 8 of them a power of two, and each 4 another."""
+    """Use an E6M2 for 64 elements, a power of two for each 8 of them, and another for each 4."""
     blocks = blocks_of(x, spec.block_size).abs().double()
     amax = blocks.amax(dim=-1)
     seventh = bf16(torch.full_like(amax, 1 / 7))
@@ -301,12 +301,12 @@ def _to_code(values: Tensor, element: Minifloat) -> Tensor:
     """Return the codes, int64, of positive values of an element."""
     field = exponent(values).clamp(min=element.emin)
     steps = (values / power_of_two(field - element.mantissa_bits)).long()
-    # The leading bit of a normal value's steps adds the 1 that its field lacks.
+    # The leading bit of a normal value's steps adds the 1 that is missing in its field.
     return ((field - element.emin) << element.mantissa_bits) + steps
 
 
 def _from_code(codes: Tensor, element: Minifloat) -> Tensor:
-    one = 1 << element.mantissa_bits
-    field, mantissa = codes.long() // one, codes.long() % one
-    steps = mantissa + torch.where(field > 0, one, 0)
+    unit = 1 << element.mantissa_bits
+    field, mantissa = codes.long() // unit, codes.long() % unit
+    steps = mantissa + torch.where(field > 0, unit, 0)
     return steps * power_of_two(field.clamp(min=1) - 1 + element.emin - element.mantissa_bits)

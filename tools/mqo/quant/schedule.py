@@ -19,24 +19,24 @@ FORM = "TYPE until N or a share such as 0.9, then TYPE"
 class Phase:
     """A quant type, and the step before which it ends: a number (int) or a share of all (float).
 
-    With None it lasts until the end of training.
+    If `until` is None, it lasts until the end of training.
     """
 
     quant_type: str
     until: int | float | None = None
 
     def ends(self, total: int | None) -> int | None:
-        """Return the first step, from 0, that is beyond the phase, in a training of `total` steps.
+        """Return the first step, from 0, after the phase, in a training of `total` steps.
 
         Raises:
-            ValueError: it is a share, and the total is not known.
+            ValueError: the phase ends at a share, and the total is not known.
         """
         if not isinstance(self.until, float):
             return self.until
         if total is None:
             raise ValueError(
                 f"a schedule ends {self.quant_type} at the share {self.until:g} of the training, "
-                "but its number of steps was not said: name the step instead"
+                "but its number of steps is not known; valid: the number of the step"
             )
         return round(self.until * total)
 
@@ -45,24 +45,24 @@ Schedule = tuple[Phase, ...]
 
 
 def parse_schedule(text: object) -> Schedule:
-    """Read a schedule: phases separated by commas, each but the last with its end.
+    """Read a schedule: phases separated by commas, all but the last with an end.
 
     Raises:
-        ValueError: it is none, or its ends do not grow; the text says what is valid.
+        ValueError: the schedule is invalid, or its ends do not increase; the text gives the form.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no schedule; valid: {FORM}")
+        raise ValueError(f"invalid schedule {text!r}; valid: {FORM}")
     phases = [_phase(part.strip().removeprefix("then ").strip()) for part in text.split(",")]
     ends = [phase.until for phase in phases[:-1] if phase.until is not None]
     if len(ends) < len(phases) - 1 or phases[-1].until is not None:
-        raise ValueError(f"'{text}': every type but the last has an end; valid: {FORM}")
+        raise ValueError(f"'{text}': all types but the last need an end; valid: {FORM}")
     if len({type(end) for end in ends}) > 1 or sorted(set(ends)) != ends:
-        raise ValueError(f"'{text}': ends must grow, and be all steps or all shares")
+        raise ValueError(f"'{text}': ends must increase, and be all steps or all shares")
     return tuple(phases)
 
 
 def type_at(schedule: Schedule, step: int, total: int | None) -> str:
-    """Return the type at `step` of `total`; raises what `Phase.ends` raises."""
+    """Return the type at `step` of `total`; raise what `Phase.ends` raises."""
     for phase in schedule:
         end = phase.ends(total)
         if end is None or step < end:
@@ -79,7 +79,7 @@ def starts(schedule: Schedule, total: int | None) -> list[int]:
 def _phase(text: str) -> Phase:
     match = _PHASE.fullmatch(text)
     if match is None:
-        raise ValueError(f"'{text}' is no phase of a schedule; valid: {FORM}")
+        raise ValueError(f"invalid phase '{text}' of a schedule; valid: {FORM}")
     name, end = match.groups()
     quant_type = "none" if name in _UNQUANTIZED else name
     check_type(quant_type)
@@ -87,5 +87,5 @@ def _phase(text: str) -> Phase:
         return Phase(quant_type)
     until = float(end) if "." in end else int(end)
     if isinstance(until, float) and not 0 < until < 1:
-        raise ValueError(f"'{text}': a share lies between 0 and 1; valid: {FORM}")
+        raise ValueError(f"'{text}': a share must be between 0 and 1; valid: {FORM}")
     return Phase(quant_type, until)

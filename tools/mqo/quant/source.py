@@ -1,8 +1,8 @@
 """Parse the quant type literals of a source file.
 
-`custom_quant_type = 'mxfp8'` is a literal at any place: with either quote, with an annotation, in
-brackets, after other code on its line, in a file with any encoding and line ending. A value that is
-computed, concatenated or escaped is not a literal.
+`custom_quant_type = 'mxfp8'` is a literal anywhere: with either quote, with an annotation, in
+brackets, after other code on its line, in a file with any encoding and line ending. A computed,
+concatenated or escaped value is not a literal.
 
 This module imports only the standard library, because commands do not load torch.
 """
@@ -24,8 +24,7 @@ _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 class Literal:
     """A literal: its value, its 1-based line, and the position of the value in the file's bytes.
 
-    `site` is the GEMM site that the next statement names, as in `f('qk', custom_quant_type)`, or
-    empty.
+    `site` is the GEMM site in the next statement, as in `f('qk', custom_quant_type)`, or empty.
     """
 
     value: str
@@ -48,7 +47,7 @@ class Source:
         """Parse a file.
 
         Raises:
-            SyntaxError, ValueError: it is not Python.
+            SyntaxError, ValueError: the content is not Python.
         """
         with warnings.catch_warnings(action="ignore"):
             try:
@@ -57,9 +56,9 @@ class Source:
                 raise SyntaxError("nested too deeply") from error
         lines = content.splitlines(keepends=True) if VARIABLE.encode() in content else []
         starts = list(accumulate(map(len, lines), initial=0))
-        pairs = ((s, behind) for b in _blocks(tree) for s, behind in zip_longest(b, b[1:]))
-        found = {s: _literal(content, starts, s, behind) for s, behind in pairs} if lines else {}
-        plain = {statement: literal for statement, literal in found.items() if literal}
+        pairs = ((s, after) for b in _blocks(tree) for s, after in zip_longest(b, b[1:]))
+        literals = {s: _literal(content, starts, s, after) for s, after in pairs} if lines else {}
+        plain = {statement: literal for statement, literal in literals.items() if literal}
         return cls(content, tree, dict(sorted(plain.items(), key=lambda item: item[1].start)))
 
 
@@ -71,17 +70,17 @@ def splice(content: bytes, values: Mapping[Literal, str]) -> bytes:
 
 
 def site_types(path: str) -> dict[str, str]:
-    """Return {site: quant type} as the source file at `path` says, for sites with a literal.
+    """Return the {site: quant type} of the literals in the source file at `path`.
 
     Raises:
-        OSError, SyntaxError, ValueError: there is no such file, or it is not Python.
+        OSError, SyntaxError, ValueError: the file is missing, or is not Python.
     """
     literals = Source.parse(Path(path).read_bytes()).literals.values()
     return {literal.site: literal.value for literal in literals if literal.site}
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Yield every list of statements in `node`, handlers and cases of a `match` among them."""
+    """Yield every list of statements in `node`, including handlers and cases of a `match`."""
     for name in _BLOCKS:
         block = getattr(node, name, [])
         yield block
@@ -90,17 +89,17 @@ def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _literal(
-    content: bytes, starts: list[int], statement: ast.AST, behind: ast.AST | None
+    content: bytes, starts: list[int], statement: ast.AST, after: ast.AST | None
 ) -> Literal | None:
-    """Return the literal that `statement` is, with the site that the next statement names."""
+    """Return `statement` as a literal, with the site in the next statement; None if it is not."""
     match statement:
         case (
-            ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(said)) as value)
-            | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(said)) as value)
+            ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text)) as value)
+            | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text)) as value)
         ) if name == VARIABLE:
             token = _TOKEN.match(content, starts[value.lineno - 1] + value.col_offset)
-            if token and token["value"] == said.encode("utf-8", "surrogatepass"):
-                return Literal(said, value.lineno, *token.span("value"), _site(behind))
+            if token and token["value"] == text.encode("utf-8", "surrogatepass"):
+                return Literal(text, value.lineno, *token.span("value"), _site(after))
     return None
 
 

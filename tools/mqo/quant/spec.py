@@ -1,4 +1,4 @@
-"""How a tensor is quantized: one validated, hashable value that every implementation takes."""
+"""The specification of a quantization: a validated, hashable value for all implementations."""
 
 from dataclasses import dataclass
 
@@ -21,25 +21,25 @@ from mqo.quant.formats import (
 
 @dataclass(frozen=True)
 class QuantSpec:
-    """A format and its choices; docs/formats.md defines what each means.
+    """A format and its choices; docs/formats.md defines them.
 
     Attributes:
         quant_type: one of REFERENCE_TYPES.
-        block: elements that share one scale, one of BLOCK_SIZES; the last block may be short. It is
-            a choice for mx formats; the others have one size. None becomes the format's own size,
-            or stays None if the format has no blocks.
-        scale_rule: how the mx scale follows from a block's amax, one of SCALE_RULES.
-        rounding: one of ROUNDINGS; None becomes the format's own.
+        block: number of elements that share a scale, one of BLOCK_SIZES; the last block may be
+            short. Only mx formats have a choice. None becomes the format's size, or stays None if
+            the format has no blocks.
+        scale_rule: rule that computes the mx scale from a block's amax, one of SCALE_RULES.
+        rounding: one of ROUNDINGS; None becomes the format's default.
         overflow: the result of hifp8 for a value that rounds beyond 32768: 'saturate' gives ±32768,
             'inf' gives ±Inf. Mx elements always saturate.
-        tensor_scale: whether hifp8 first divides the tensor by a power of two that follows from its
-            amax. The other formats have scales of their own.
-        tile: 'row' for blocks along one axis; 'square' for squares of that side, where the format
-            has them: a matrix has the same ones along both axes.
+        tensor_scale: whether hifp8 first divides the tensor by a power of two computed from its
+            amax. The other formats have their own scales.
+        tile: 'row' for blocks along one axis; 'square' for squares of that side, if the format
+            supports them: they are the same along both axes of a matrix.
 
-    A choice that the format does not read is checked and set to its default, since one run may
-    quantize to several formats: specs that round alike are equal. Raises ValueError, naming the
-    valid ones, for an unknown choice.
+    A choice that the format does not use is checked and set to its default, since a run may
+    quantize to several formats: specs with the same rounding are equal. Raise ValueError, naming
+    the valid choices, for an unknown one.
     """
 
     quant_type: str
@@ -76,46 +76,46 @@ class QuantSpec:
 
     @property
     def format(self) -> Format:
-        """The format's row; KeyError for 'none'."""
+        """The row of the format; KeyError for 'none'."""
         return FORMATS[self.quant_type]
 
     @property
     def rounding_mode(self) -> str:
-        """The rounding, which is a name once the spec is made."""
+        """The rounding, never None after initialization."""
         assert self.rounding is not None
         return self.rounding
 
     @property
     def block_size(self) -> int:
-        """The block, of a format that has blocks."""
+        """The block size of a format with blocks."""
         assert self.block is not None, f"{self.quant_type} has no blocks"
         return self.block
 
     @property
     def tile_text(self) -> str:
-        """Return the elements that share a scale: '1x32', '16x16', or 'tensor' without blocks."""
+        """The tile that shares a scale: '1x32', '16x16', or 'tensor' without blocks."""
         if self.block is None:
             return "tensor"
         return f"{self.block if self.tile == 'square' else 1}x{self.block}"
 
     @property
     def needs_tensor_amax(self) -> bool:
-        """Whether its scales follow from the largest magnitude of the tensor, on all its ranks."""
+        """Whether the scales depend on the amax of the full tensor, across ranks."""
         return self.quant_type != NONE and self.format.needs_tensor_amax
 
     @property
     def scales_by_tensor(self) -> bool:
-        """Whether its scales follow from that magnitude: with `tensor_scale` hifp8's, of a rank."""
+        """Whether the scales depend on the amax of a tensor; with `tensor_scale`, on one rank."""
         return self.needs_tensor_amax or self.tensor_scale
 
 
 @dataclass(frozen=True)
 class Hadamard:
-    """A transform of blocks of `points` elements along the contraction axis; hadamard.py does it.
+    """A transform of blocks of `points` elements along the contraction axis; see hadamard.py.
 
-    points: one of HADAMARD_POINTS. signs: what the elements are multiplied by first: 'fixed', the
-    16 published ones, repeated; 'random', from a seed; 'none'. Raises ValueError, naming the valid
-    ones, for an unknown choice.
+    points: one of HADAMARD_POINTS. signs: the factors of the elements before the transform: 'fixed'
+    for the 16 published ones, repeated; 'random', from a seed; or 'none'. Raise ValueError, naming
+    the valid choices, for an unknown one.
     """
 
     points: int
@@ -128,12 +128,12 @@ class Hadamard:
 
 @dataclass(frozen=True)
 class OperandSpec:
-    """How an operand of a GEMM is quantized: multiplied by `gain`, transformed, rounded by `spec`.
+    """The quantization of a GEMM operand: multiply by `gain`, transform, and round by `spec`.
 
-    Apart from rounding, the product of both operands equals that of the unquantized ones: the
-    rounded operand is divided by the gain, and the other operand has the same transform. With
-    `smooth`, the mean along axis 0 is subtracted and not added back. For keys this shifts each row
-    of scores by a constant, which does not change the softmax.
+    Apart from rounding, the product of both operands equals the unquantized product: the rounded
+    operand is divided by the gain, and the other operand has the same transform. With `smooth`, the
+    mean along axis 0 is subtracted and not added back. For keys this shifts each row of scores by a
+    constant, which does not change the softmax.
     """
 
     spec: QuantSpec
@@ -143,17 +143,17 @@ class OperandSpec:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the operand itself is rounded, without gain, transform and smoothing."""
+        """Whether the operand has no gain, transform or smoothing."""
         return self.hadamard is None and self.gain == 1.0 and not self.smooth
 
     @property
     def longest_block(self) -> int:
-        """The number of elements along the contraction axis that are quantized together, or 0."""
+        """The number of elements along the contraction axis that depend on one another, or 0."""
         return max(self.spec.block or 0, self.hadamard.points if self.hadamard else 0)
 
     @property
     def is_same_along_all_axes(self) -> bool:
-        """Whether a matrix has the same values whichever axis is the contraction axis."""
+        """Whether a quantized matrix has the same values for any contraction axis."""
         if self.hadamard or self.spec.rounding == "stochastic":
             return False
         return self.spec.quant_type == NONE or not self.spec.block or self.spec.tile == "square"

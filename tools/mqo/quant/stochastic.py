@@ -1,8 +1,7 @@
-"""Random numbers for stochastic rounding: counter-based, so that every implementation draws alike.
+"""Counter-based random numbers for stochastic rounding, the same in every implementation.
 
-Element i of a tensor (its index in row-major order of the tensor's shape, whatever its strides)
-draws output i of SplitMix64 started at the seed. All arithmetic is on unsigned 64-bit integers,
-modulo 2^64:
+Element i of a tensor (its index in row-major order of the shape, for any strides) draws output i of
+SplitMix64 started at the seed. All arithmetic is on unsigned 64-bit integers, modulo 2^64:
 
     z = seed + (i + 1) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
@@ -10,12 +9,12 @@ modulo 2^64:
     draw = (z ^ (z >> 31)) >> 40                     the top RANDOM_BITS = 24 bits
 
 A magnitude between two neighbors of the grid, at the share f of the way from the lower to the
-upper (0 <= f < 1, exact), goes up if and only if
+upper (0 <= f < 1, exact), is rounded up if and only if
 
     draw < floor(f * 2^24)
 
-so P(up) = floor(f * 2^24) / 2^24: exactly f for whatever float32 holds in the normal range of an
-element, and too small by less than 2^-24 elsewhere. A value on the grid stays.
+so P(up) = floor(f * 2^24) / 2^24: exactly f for float32 values in the normal range of an element,
+and too small by less than 2^-24 elsewhere. A value on the grid does not change.
 """
 
 import hashlib
@@ -34,17 +33,17 @@ def derive_seed(
     """Return the seed, 0 .. 2^64 - 1, of one operand of one layer's GEMM in one micro-batch.
 
     It is the first 8 bytes, little-endian, of BLAKE2b-64 over the JSON list of the arguments in the
-    order above. `step` counts optimizer steps; `micro_batch` all micro-batches of a step, over all
-    data-parallel ranks, so that the rounding of the step's gradient averages; `shard` is the rank
-    among those that hold shards of the operand.
+    order above. `step` counts optimizer steps; `micro_batch` counts the micro-batches of a step
+    over all data-parallel ranks, so that the errors of the gradient average out; `shard` is the
+    rank among those that hold shards of the operand.
     """
     text = json.dumps([base, step, micro_batch, shard, site, operand, layer])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def draws(shape: torch.Size, seed: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return what each element of a tensor of `shape` draws: int64, 0 .. 2^24 - 1."""
-    # int64 wraps as uint64 does; only its right shifts must be rid of the sign.
+    """Return the draw of each element of a tensor of `shape`: int64, 0 .. 2^24 - 1."""
+    # int64 wraps like uint64; only its right shifts must not extend the sign.
     index = torch.arange(1, shape.numel() + 1, device=device)
     z = index * signed(_STEP) + signed(seed)
     z = (z ^ _shift(z, 30)) * signed(0xBF58476D1CE4E5B9)
@@ -53,12 +52,12 @@ def draws(shape: torch.Size, seed: int, device: torch.device | str = "cpu") -> T
 
 
 def skipped(seed: int, elements: int) -> int:
-    """Return the seed by which element 0 draws what element `elements` draws by `seed`."""
+    """Return the seed with which element 0 gets the draw of element `elements` with `seed`."""
     return (seed + elements * _STEP) % 2**64
 
 
 def signed(unsigned: int) -> int:
-    """Return the int64 of the same 64 bits."""
+    """Return the int64 with the same 64 bits."""
     return unsigned - 2**64 if unsigned >= 2**63 else unsigned
 
 

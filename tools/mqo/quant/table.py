@@ -1,6 +1,6 @@
-"""Resolve a run's options into a table: how each operand of each site is quantized.
+"""Resolve a run's options into a table of how each operand of each site is quantized.
 
-An option that changes no entry of the table has no effect, and the launcher refuses it. This module
+An option that does not change the table has no effect, and the launcher refuses it. This module
 needs only the standard library: `mqo`, which does not import torch, loads it by path.
 """
 
@@ -21,22 +21,22 @@ Layers = Mapping[str, Collection[str]]
 """The names of a model's layers, by site."""
 
 READ_TABLES = ("quantizer", "record")
-"""The tables of quant.toml whose options act through an entry."""
+"""The tables of quant.toml whose options have their effect through an entry."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """How one operand is quantized, in the layers and the phase of training that have these types.
+    """The quantization of an operand in the layers and the phase of training with these types.
 
     Attributes:
         site: a name in SITES.
         operand: the name of one of its operands.
         site_type: the site's type in this phase of training.
         ruled: the type that a rule gives the layers; None if they have the site's.
-        how: the format and its choices.
-        seed: the base of the seeds, None if nothing random is drawn.
+        operand_spec: the format and its choices.
+        seed: the base of the seeds, None without random draws.
         draws_once: whether all micro-batches of a step share one draw, or one quantized weight.
-        packed: whether the layer keeps the operand as codes for its backward pass.
+        packed: whether the layer saves the operand as codes for its backward pass.
         unnormalized: whether probabilities are quantized before they are normalized.
         recorded: the interval of the records, and the dumped iterations.
     """
@@ -45,7 +45,7 @@ class Entry:
     operand: str
     site_type: str
     ruled: str | None
-    how: OperandSpec
+    operand_spec: OperandSpec
     seed: int | None
     draws_once: bool
     packed: bool
@@ -54,15 +54,15 @@ class Entry:
 
     @property
     def choices(self) -> str:
-        """Return format, tile, rounding and the rest that differs from a format's defaults."""
-        spec = self.how.spec
+        """The format, tile and rounding, and all other choices that are not defaults."""
+        spec = self.operand_spec.spec
         words = [spec.quant_type]
         if spec.quant_type != NONE:
             words += [spec.tile_text, str(spec.rounding)]
             words += [spec.scale_rule] if spec.format.is_mx else []
-        if turned := self.how.hadamard:
+        if turned := self.operand_spec.hadamard:
             words.append(f"hadamard {turned.points} {turned.signs}")
-        words += [] if self.how.gain == 1.0 else [f"gain {self.how.gain:g}"]
+        words += [] if self.operand_spec.gain == 1.0 else [f"gain {self.operand_spec.gain:g}"]
         return " ".join(words)
 
 
@@ -73,25 +73,25 @@ def entries(
 
     Args:
         config: the options, and the types of the source.
-        layers: the model's layers; None if they are not known: then each rule may match one.
-        steps: the length of the training, so that phases that never begin are left out.
+        layers: the model's layers; None if they are not known, so that any rule may match.
+        steps: the length of the training, to leave out phases that never begin.
 
     Raises:
-        ValueError: no row says how an operand of a 'mixed' site is quantized.
+        ValueError: no row gives the type of an operand of a 'mixed' site.
     """
-    found = set()
+    result = set()
     for site in SITES.values():
         for site_type, ruled in _types(config, site, layers, steps):
             for operand in (site.lhs, site.rhs):
                 entry = _entry(config, site, operand, site_type, ruled)
-                if entry.how.spec.quant_type != NONE or entry.how.hadamard:
-                    found.add(entry)
-    return frozenset(found)
+                if entry.operand_spec.spec.quant_type != NONE or entry.operand_spec.hadamard:
+                    result.add(entry)
+    return frozenset(result)
 
 
 @dataclass(frozen=True)
 class Choices:
-    """How `count` of the `total` layers of a site quantize one operand, in words."""
+    """How `count` of the `total` layers of a site quantize an operand, in words."""
 
     site: str
     operand: str
@@ -101,8 +101,8 @@ class Choices:
 
 
 def differing(config: QuantConfig, layers: Layers) -> list[Choices]:
-    """Return how operands are quantized at the sites whose quantized layers differ by rule."""
-    found = []
+    """Return the choices of operands at sites where rules give quantized layers different types."""
+    choices = []
     for site in SITES.values():
         site_type, names = config.phases(site.name)[0].quant_type, layers.get(site.name, ())
         ruled = Counter(config.ruled_type(site.name, name, site_type) for name in names)
@@ -110,10 +110,10 @@ def differing(config: QuantConfig, layers: Layers) -> list[Choices]:
         if site_type == NONE or len(ruled) < 2:
             continue
         for operand in (site.lhs, site.rhs):
-            for kind, count in sorted(ruled.items(), key=lambda one: (one[0] or "", one[1])):
+            for kind, count in sorted(ruled.items(), key=lambda item: (item[0] or "", item[1])):
                 words = _entry(config, site, operand, site_type, kind).choices
-                found.append(Choices(site.name, operand, words, count, ruled.total()))
-    return found
+                choices.append(Choices(site.name, operand, words, count, ruled.total()))
+    return choices
 
 
 def layer_types(config: QuantConfig, layers: Layers) -> dict[tuple[str, str], tuple[str, ...]]:
@@ -129,21 +129,21 @@ def layer_types(config: QuantConfig, layers: Layers) -> dict[tuple[str, str], tu
 
 def phase_types(config: QuantConfig, site: str, steps: int | None = None) -> list[str]:
     """Return the types of a site in the phases of a schedule that begin within `steps`."""
-    found, begin = [], 0
+    types, begin = [], 0
     for phase in config.phases(site):
         if steps is None or begin < steps:
-            found.append(phase.quant_type)
+            types.append(phase.quant_type)
         if steps is not None:
             begin = phase.ends(steps) or steps
-    return found
+    return types
 
 
 def unread(
     config: QuantConfig, name: str, layers: Layers | None = None, steps: int | None = None
 ) -> bool:
-    """Return whether no entry changes if option `name` gets another legal value.
+    """Return whether no entry changes if option `name` gets another valid value.
 
-    `exclude` is read by the types of layers and not by entries: see `unread_excludes`.
+    `exclude` affects the types of layers, not the entries: see `unread_excludes`.
     """
     table = entries(config, layers, steps)
     others = (replace(config, **{name: value}) for value in _other_values(config, name))
@@ -156,14 +156,12 @@ def unread_schedules(config: QuantConfig, steps: int | None = None) -> list[str]
 
 
 def unread_excludes(config: QuantConfig, layers: Layers | None) -> list[str]:
-    """Return the patterns of `exclude` that change the type of no layer."""
+    """Return the patterns of `exclude` that do not change the type of any layer."""
     if layers is None:
         typed = [SITES[site] for site in SITES if set(phase_types(config, site)) != {NONE}]
-        return [one for one in config.exclude if not any(excludes.is_for(one, s) for s in typed)]
-    kept = {one: tuple(o for o in config.exclude if o != one) for one in config.exclude}
-    return [
-        one for one, others in kept.items() if not changes_layers(config, layers, exclude=others)
-    ]
+        return [p for p in config.exclude if not any(excludes.is_for(p, s) for s in typed)]
+    kept = {p: tuple(other for other in config.exclude if other != p) for p in config.exclude}
+    return [p for p, others in kept.items() if not changes_layers(config, layers, exclude=others)]
 
 
 def changes_layers(config: QuantConfig, layers: Layers, **changes: Any) -> bool:
@@ -172,40 +170,40 @@ def changes_layers(config: QuantConfig, layers: Layers, **changes: Any) -> bool:
 
 
 def unread_rows(config: QuantConfig, layers: Layers | None = None) -> list[tuple[str, str]]:
-    """Return (operand, key) of each key in [operands] that changes no entry."""
+    """Return (operand, key) for each key in [operands] that does not change an entry."""
     table = entries(config, layers)
-    found = []
+    keys = []
     for name, row in config.operands.items():
         for key in row.chosen:
             plain = replace(row, **{key: getattr(PLAIN, key)})
             rows = {**config.operands, name: plain}
             with suppress(ValueError):  # a 'mixed' site needs the type
                 if entries(replace(config, operands=rows), layers) == table:
-                    found.append((name, key))
-    return found
+                    keys.append((name, key))
+    return keys
 
 
 def readers(name: str) -> tuple[list[str], list[str], bool]:
-    """Return the formats and the sites that read an option, and whether only random draws do."""
-    found: dict[bool, set[tuple[str, str]]] = {}
+    """Return the formats and the sites that use an option, and whether only random draws do."""
+    by_rounding: dict[bool, set[tuple[str, str]]] = {}
     for stochastic in (False, True):
         rounding = "stochastic" if stochastic else None
-        found[stochastic] = {
+        by_rounding[stochastic] = {
             (kind, site)
             for kind in FORMATS
             for site in SITES
             if not unread(QuantConfig(asked={site: kind}, rounding=rounding), name)
         }
-    pairs = found[False] or found[True]
+    pairs = by_rounding[False] or by_rounding[True]
     kinds, sites = ({pair[i] for pair in pairs} for i in (0, 1))
     listed = [k for k in FORMATS if k in kinds], [s for s in SITES if s in sites]
-    return *listed, not found[False]
+    return *listed, not by_rounding[False]
 
 
 def _types(
     config: QuantConfig, site: GemmSite, layers: Layers | None, steps: int | None
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield (the site's type, the type by rule) of each kind of layer in each phase."""
+    """Yield (the site's type, the type from a rule) for each kind of layer in each phase."""
     for site_type in phase_types(config, site.name, steps):
         if site_type == NONE:
             continue
@@ -221,16 +219,16 @@ def _types(
 def _entry(
     config: QuantConfig, site: GemmSite, operand: str, site_type: str, ruled: str | None
 ) -> Entry:
-    how = config.spec_in(site.name, operand, site_type, ruled)
-    is_quantized = how.spec.quant_type != NONE
-    draws_signs = how.hadamard is not None and how.hadamard.signs == "random"
-    is_random = draws_signs or (is_quantized and how.spec.rounding == "stochastic")
+    operand_spec = config.spec_in(site.name, operand, site_type, ruled)
+    is_quantized = operand_spec.spec.quant_type != NONE
+    draws_signs = operand_spec.hadamard is not None and operand_spec.hadamard.signs == "random"
+    is_random = draws_signs or (is_quantized and operand_spec.spec.rounding == "stochastic")
     return Entry(
         site.name,
         operand,
         site_type,
         ruled,
-        how,
+        operand_spec,
         seed=config.seed if is_random else None,
         draws_once=config.cache_weights and (operand == "weight" or draws_signs),
         packed=config.save_activations == "packed" and (site.name, operand) == ("fprop", "x"),

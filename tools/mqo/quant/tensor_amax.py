@@ -1,4 +1,4 @@
-"""The largest magnitude of an operand, also where each tensor-parallel rank holds a shard."""
+"""The amax of an operand, also if each tensor-parallel rank holds a shard."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 class Shards(NamedTuple):
-    """The operands of a layer that the ranks of `group` hold shards of."""
+    """The operands of a layer of which the ranks of `group` hold shards."""
 
     operands: tuple[str, ...]
     group: torch.distributed.ProcessGroup
 
 
 def is_shard(operand: str, shards: Shards | None) -> bool:
-    """Return whether this rank holds but a shard of `operand`."""
+    """Return whether this rank holds only a shard of `operand`."""
     return shards is not None and operand in shards.operands
 
 
 def shard_rank(operand: str, shards: Shards | None) -> int:
-    """Return which shard of `operand` this rank holds, 0 if it holds the whole."""
+    """Return the number of this rank's shard of `operand`, 0 if it holds the whole."""
     return shards.group.rank() if shards and is_shard(operand, shards) else 0
 
 
 def largest(x: Tensor) -> Tensor:
-    """Return the largest magnitude of `x`, float32 []: NaN if there is one, 0 if `x` is empty."""
+    """Return the amax of `x`, float32 []: NaN if `x` has a NaN, 0 if it is empty."""
     if not x.numel():
         return torch.zeros((), dtype=torch.float32, device=x.device)
     low, high = torch.aminmax(x.detach())
@@ -36,14 +36,14 @@ def largest(x: Tensor) -> Tensor:
 
 
 def shared_amax(x: Tensor, operand: str, shards: Shards | None) -> Tensor | None:
-    """Return the amax of the whole of which `x` is a shard, float32 []; None if `x` is the whole.
+    """Return the amax of the operand of which `x` is a shard, float32 []; None if `x` is whole.
 
-    A collective of the group, also for an empty shard: all ranks quantize the same operands of the
-    same layers in the same order.
+    It is a collective of the group, also for an empty shard: all ranks quantize the same operands
+    of the same layers in the same order.
     """
     if shards is None or not is_shard(operand, shards):
         return None
-    # As integers the patterns of magnitudes are in their order, with Inf above numbers and NaN
+    # As integers, the patterns of magnitudes have the same order, with Inf above numbers and NaN
     # above Inf; a maximum of floats may drop a NaN.
     pattern = largest(x).view(torch.int32) & _MAGNITUDE
     torch.distributed.all_reduce(pattern, torch.distributed.ReduceOp.MAX, group=shards.group)

@@ -6,8 +6,8 @@ A cached copy is valid until its weight may have changed:
   optimizers copy new values without autograd, and torch's fused optimizers do not increment the
   version. A step therefore starts a new epoch. Megatron's patched optimizers call
   `weights_changed`, and a hook does so for torch.optim. The next copy is made when the weight is
-  next read. That is in the next forward pass, after parameters were gathered, even if gathering
-  overlaps with it.
+  next read. That is in the next forward pass, after the all-gather of parameters, even if both
+  overlap.
 - In an operation that autograd tracks, such as loading a state dict. This changes the version.
 - If the weight gets other memory (`weight.data = new`). This changes the storage and the address.
   Both are compared, because freed memory may be allocated again at the same address.
@@ -49,7 +49,7 @@ class _Entry:
     amax: Tensor | None
 
 
-# weight -> {(how, axis): entry}; entries are removed with their weight.
+# weight -> {(operand_spec, axis): entry}; entries are removed with their weight.
 _entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -69,29 +69,29 @@ register_optimizer_step_post_hook(_after_step)
 
 def cached(
     weight: Tensor,
-    how: OperandSpec,
+    operand_spec: OperandSpec,
     axis: int,
     seeds: tuple[int | None, ...],
     quantize: Callable[[Tensor | None], tuple[Tensor, Tensor | None]],
 ) -> tuple[Tensor, Tensor | None]:
-    """Return the current `weight` quantized by `how` along `axis`, and its amax.
+    """Return the current `weight` quantized by `operand_spec` along `axis`, and its amax.
 
     `seeds` are those of the rounding and of the transform's signs.
 
     If the quantized values do not depend on the axis, all axes share one copy.
 
-    If there is no valid copy, `quantize(out)` makes one. It writes to `out`, the memory of the
-    outdated copy, or to new memory if `out` is None. The returned amax is the one it used, if any.
-    Do not write to the returned tensors.
+    If no copy is valid, `quantize(out)` makes one. It writes to `out`, the memory of the outdated
+    copy, or to new memory if `out` is None. The returned amax is the one it used, if any. Do not
+    write to the returned tensors.
     """
     kept = _entries.setdefault(weight, {})
-    place = (how, None if how.is_same_along_all_axes else axis)
-    entry = kept.get(place)
+    key = (operand_spec, None if operand_spec.is_same_along_all_axes else axis)
+    entry = kept.get(key)
     storage = StorageWeakRef(weight.untyped_storage())
     made_of = _State(_epoch, weight._version, storage, weight.data_ptr(), seeds)
     if entry is None or entry.made_of != made_of:
         out = None if entry is None else _reusable(entry.quantized, weight)
-        entry = kept[place] = _Entry(made_of, *quantize(out))
+        entry = kept[key] = _Entry(made_of, *quantize(out))
     # A new tensor with the same memory: the cached one must not become part of a graph.
     return entry.quantized.detach(), entry.amax
 

@@ -3,10 +3,10 @@
     .venv/bin/python Megatron-LM/examples/export/ptq_and_trtllm_export/text_generation_ptq.py \\
         --load CHECKPOINTS --save QUANTIZED --export-quant-cfg fp8 --calib-dataset wikipedia
 
-CHECKPOINTS is a folder that Megatron saves to (torch_dist, of any parallel layout), a run folder,
-or a Hugging Face folder. Without --export-quant-cfg it is quantized already, and exported. What is
-written is new, and appears when all of it is complete. One process on the CPU. The output layer is
-not quantized.
+CHECKPOINTS is a folder that Megatron saves to (torch_dist, any parallel layout), a run folder, or a
+Hugging Face folder. Without --export-quant-cfg an already quantized model is exported. The outputs
+must be new folders, which appear only when they are complete. It runs as one process on the CPU.
+The output layer is not quantized.
 """
 
 import argparse
@@ -44,9 +44,9 @@ DEFAULT = "(default: %(default)s)"
 
 @dataclass(frozen=True)
 class Source:
-    """A checkpoint, the flags that build its model, and upstream's arguments of its training.
+    """A checkpoint, the flags that build its model, and the arguments of its training.
 
-    `beside` is a folder with the tokenizer and configurations of an export; `config` is its
+    The folder `beside` has the tokenizer and configurations for an export; `config` is its
     config.json.
     """
 
@@ -62,117 +62,122 @@ def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
     add = parser.add_argument
-    place: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
+    folder: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
     number: dict[str, Any] = {"type": positive, "metavar": "N"}
-    add("--load", required=True, help=LOAD, **place)
-    add("--save", help="new: the quantized model's checkpoints", **place)
-    add("--tokenizer-model", help="default: the model's own, or the sample's", **place)
-    add("--export-quant-cfg", metavar="FORMAT", help="int8, fp8, int4_awq, ...; default: as it is")
-    texts = f"a .jsonl or text file, or the sample wikipedia or dolma {DEFAULT}"
+    add("--load", required=True, help=LOAD, **folder)
+    add("--save", help="new folder for the quantized model's checkpoints", **folder)
+    add("--tokenizer-model", help="tokenizer; default: the model's, or the sample's", **folder)
+    quantized = "format: int8, fp8, int4_awq, ...; default: the model is already quantized"
+    add("--export-quant-cfg", metavar="FORMAT", help=quantized)
+    texts = f"calibration text: a .jsonl or text file, or the sample wikipedia or dolma {DEFAULT}"
     add("--calib-dataset", default="wikipedia", metavar="TEXTS", help=texts)
-    add("--calib-size", default=512, help=f"samples {DEFAULT}", **number)
-    add("--calib-batch-size", default=4, help=f"samples at once {DEFAULT}", **number)
-    add("--calib-length", help="tokens of each; default: 512, the model's at most", **number)
-    add("--prompts", default=PROMPTS, metavar="TEXT", help="parted by | (default: three)")
-    add("--out-seq-length", default=16, help=f"tokens to generate, each prompt {DEFAULT}", **number)
-    unknown = "an argument of the checkpoint that Megatron does not know; repeatable"
+    add("--calib-size", default=512, help=f"number of calibration samples {DEFAULT}", **number)
+    add("--calib-batch-size", default=4, help=f"calibration batch size {DEFAULT}", **number)
+    length = "tokens per calibration sample; default: 512, or the model's maximum if smaller"
+    add("--calib-length", help=length, **number)
+    prompts = "prompts to generate from, separated by | (default: three)"
+    add("--prompts", default=PROMPTS, metavar="TEXT", help=prompts)
+    add("--out-seq-length", default=16, help=f"tokens to generate per prompt {DEFAULT}", **number)
+    unknown = "ignore this argument of the checkpoint, which Megatron does not know; repeatable"
     add("--ignore-argument", action="append", default=[], metavar="NAME", help=unknown)
-    add("--decoder", choices=("llama", "deepseek"), help="an error where the model is not that")
-    ranks = f"ranks of the TensorRT-LLM checkpoint {DEFAULT}"
+    add("--decoder", choices=("llama", "deepseek"), help="fail if the model is of another kind")
+    ranks = f"tensor-parallel size of the TensorRT-LLM checkpoint {DEFAULT}"
     add("--inference-tensor-parallel", default=1, help=ranks, **number)
-    add("--export-dir", help="new: the exported model", **place)
-    add("--export-format", choices=EXPORTS, default="none", help=f"of --export-dir {DEFAULT}")
-    plain = "with hf: weights for plain transformers, rounded and not packed"
+    add("--export-dir", help="new folder for the exported model", **folder)
+    add("--export-format", choices=EXPORTS, default="none", help=f"format of it {DEFAULT}")
+    plain = "with hf: write dequantized weights for plain transformers"
     add("--dequantized", action="store_true", help=plain)
     return parser.parse_args(argv)
 
 
 def positive(text: str) -> int:
-    """Return a number above 0, for argparse."""
+    """Parse a positive integer, for argparse."""
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not above 0")
+        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
     return number
 
 
 def check_targets(args: argparse.Namespace) -> None:
-    """Raise PtqError where a command asks for nothing, for what is there, or contradicts itself."""
+    """Raise PtqError if outputs are missing, exist already, or contradict other options."""
     if (args.export_format != "none") != (args.export_dir is not None):
         raise PtqError(
             f"--export-format is {args.export_format}, --export-dir {args.export_dir or 'missing'}",
-            expected="both of them, or neither",
+            expected="both options, or neither",
         )
     if args.dequantized and args.export_format != "hf":
         raise PtqError(
-            f"--dequantized was given, and --export-format is {args.export_format}",
-            expected="--export-format hf beside it",
+            f"--dequantized is set, but --export-format is {args.export_format}",
+            expected="--export-format hf with --dequantized",
         )
     if args.save is None and args.export_dir is None:
-        raise PtqError("Nothing is to be written", expected="--save, or --export-dir, or both")
+        raise PtqError("There is nothing to write", expected="--save, --export-dir, or both")
     if args.tokenizer_model and not (args.tokenizer_model / TOKENIZER).is_file():
-        raise PtqError(f"There is no {TOKENIZER} in {args.tokenizer_model}")
+        raise PtqError(
+            f"{args.tokenizer_model} has no {TOKENIZER}", expected="a tokenizer's folder"
+        )
     if args.save and args.export_quant_cfg is None:
         raise PtqError(
-            "--save without --export-quant-cfg would write the model as it is",
-            expected="--export-quant-cfg FORMAT, or --export-dir alone",
+            "--save without --export-quant-cfg would write the model unchanged",
+            expected="--export-quant-cfg FORMAT, or only --export-dir",
         )
     for target in filter(None, (args.save, args.export_dir)):
         if target.exists() or target.is_symlink():
-            raise PtqError(f"{target} is there already", expected="a new folder")
+            raise PtqError(f"{target} already exists", expected="a new folder")
 
 
-def describe(args: argparse.Namespace, scratch: Path) -> Source:
-    """Return what `--load` names; a Hugging Face folder is converted into `scratch`.
+def find_source(args: argparse.Namespace, scratch: Path) -> Source:
+    """Return the model that `--load` names; convert a Hugging Face folder into `scratch`.
 
-    mqo knows the models' shapes, and says so in a process of its own.
+    A separate process does it, because only mqo knows the models' shapes.
     """
     words = ["--tree", TREE, "--load", args.load, "--out", scratch]
     words += ["--tokenizer", args.tokenizer_model] if args.tokenizer_model else []
     words += [f"--ignore-argument={name}" for name in args.ignore_argument]
     if args.calib_dataset in SAMPLES:
         words += ["--sample", find_texts(args).parent / "tokenizer"]
-    # The library of the checkout that this tree lies in, where it lies in one.
+    # The library of the checkout that contains this tree, if it is in one.
     path = os.pathsep.join(filter(None, (str(TREE.parent / "tools"), os.environ.get("PYTHONPATH"))))
     command = [sys.executable, "-W", "ignore", "-m", "mqo.launch.ptq_source", *map(str, words)]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path})
     if done.returncode:
-        sys.exit(done.returncode)  # it said why
+        sys.exit(done.returncode)  # it printed the reason
     return Source(**json.loads((scratch / "source.json").read_text(encoding="utf-8")))
 
 
 def format_of(source: Source) -> str:
-    """Return a checkpoint's format; PtqError where this program did not quantize it."""
+    """Return a checkpoint's format; PtqError if another program quantized it."""
     from mqo.megatron.run.modelopt import QUANTIZED_AS
 
     name = source.arguments.get(QUANTIZED_AS)
     if name is None:
         raise PtqError(
             f"The checkpoint in {source.checkpoint} was not quantized by this program",
-            expected="one that was, or --export-quant-cfg FORMAT",
+            expected="a checkpoint that it quantized, or --export-quant-cfg FORMAT",
         )
     return name
 
 
 def find_texts(args: argparse.Namespace) -> Path:
-    """Return the calibration texts."""
+    """Return the path of the calibration texts."""
     if args.calib_dataset in SAMPLES:
         return TREE.parent / "data" / args.calib_dataset / "text.jsonl"
     return Path(args.calib_dataset)
 
 
 def show(title: str, model: Any, tokenizer: Any, args: argparse.Namespace) -> None:
-    """Print what the model makes of each prompt."""
+    """Print the model's continuation of each prompt."""
     from megatron.inference import ptq
 
     print(f"-- {title}")
     for prompt in args.prompts.split("|"):
         ids = tokenizer.encode(prompt, add_special_tokens=False)
-        made = ptq.generate(model, ids, args.out_seq_length, tokenizer.eos_token_id)
-        print(f"{prompt!r} -> {tokenizer.decode(made)!r}", flush=True)
+        tokens = ptq.generate(model, ids, args.out_seq_length, tokenizer.eos_token_id)
+        print(f"{prompt!r} -> {tokenizer.decode(tokens)!r}", flush=True)
 
 
 def calibration(args: argparse.Namespace, source: Source, tokenizer: Any) -> Any:
-    """Return batches of token ids."""
+    """Return the calibration data: batches of token ids."""
     from megatron.inference import ptq
 
     samples = ptq.calibration_samples(
@@ -186,14 +191,14 @@ def calibration(args: argparse.Namespace, source: Source, tokenizer: Any) -> Any
 
 
 def write(args: argparse.Namespace, source: Source, model: Any) -> None:
-    """Write the checkpoint and the export; neither of them where one fails."""
+    """Write the checkpoint and the export; write neither if one fails."""
     from megatron.inference import export, ptq
 
     core = weights.unwrapped(model)
     with ExitStack() as stack:
         if args.save:
             folder = stack.enter_context(staged(args.save))
-            # The training's arguments, with the tokenizer that the model was calibrated with.
+            # The arguments of the training, but the tokenizer of the calibration.
             mine = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": source.tokenizer}
             ptq.save(model, folder, args.export_quant_cfg, {**source.arguments, **mine})
         if args.export_format == "none":
@@ -209,7 +214,7 @@ def write(args: argparse.Namespace, source: Source, model: Any) -> None:
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """Yield a folder beside `target` that becomes it when all went well."""
+    """Yield a folder next to `target`; rename it to `target` on success."""
     from mqo.megatron.run import disk
 
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -224,14 +229,14 @@ def staged(target: Path) -> Iterator[Path]:
             if full := disk.full_text(target.parent, error):
                 raise PtqError(
                     full,
-                    expected="room for what is written there",
-                    help="Free some space, or give a folder on another disk",
+                    expected="enough space for the output",
+                    help="Free some space, or use a folder on another disk",
                 ) from error
             raise
         readable = stage.stat().st_mode & 0o666
         for path in stage.rglob("*"):
             if path.is_file():
-                path.chmod(readable)  # safetensors leaves its files to their owner alone
+                path.chmod(readable)  # safetensors' files are readable only by their owner
         stage.rename(target)
 
 
@@ -241,9 +246,9 @@ def quiet() -> AbstractContextManager[object]:
 
 
 def quantize(args: argparse.Namespace, scratch: Path) -> None:
-    """Quantize and export, in order; the checks that cost nothing come first."""
+    """Quantize and export; the cheap checks run first."""
     check_targets(args)
-    source = describe(args, scratch)
+    source = find_source(args, scratch)
     if importlib.util.find_spec("modelopt") is None:
         raise PtqError("nvidia-modelopt is not installed", expected="the extra `modelopt`")
     with quiet():
@@ -283,13 +288,13 @@ def quantize(args: argparse.Namespace, scratch: Path) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Run; a user-correctable error ends it with one paragraph and exit code 2."""
+    """Run the program; a user-correctable error prints one paragraph and exits with code 2."""
     args = parse_args(argv)
-    # A job that is told to end clears what it began.
+    # A signal must not leave partial output.
     for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(stop, lambda number, _: sys.exit(128 + number))
     os.environ |= {"HF_HUB_OFFLINE": "1"}
-    # Upstream, torch and ModelOpt tell at length what is not installed.
+    # Upstream, torch and ModelOpt warn about every package that is not installed.
     logging.disable(logging.WARNING)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")

@@ -1,6 +1,6 @@
-"""Distillation of Megatron models: the compared layers, their losses, and how these add up.
+"""Distillation of Megatron models: the compared layers, their losses, and the balance of these.
 
-Built on ModelOpt's `modelopt.torch.distill`, which runs both models and keeps the outputs of the
+It is built on `modelopt.torch.distill`, which runs both models and keeps the outputs of the
 compared layers. Shapes: s sequence, b micro-batch, h width, v vocabulary.
 """
 
@@ -40,33 +40,33 @@ _LAYER_INDEX = re.compile(r"(?<=\blayers\.)\d+")
 class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
     """Combine the student's loss, the logits loss and the intermediate losses into one.
 
-    The mean of the intermediate losses is scaled to the logits loss; then both together are scaled
-    to the student's loss and multiplied by `kd_loss_scale`. The factors are constants to the
-    gradient, and 1 where either side is zero or not finite. With `skip_original_loss` the result
-    is only the distillation losses, and nothing is scaled to the student's.
+    The mean of the intermediate losses is scaled to the logits loss; then their sum is scaled to
+    the student's loss and multiplied by `kd_loss_scale`. The factors are constants for the
+    gradient, and 1 if either side is zero or not finite. With `skip_original_loss` the result has
+    only the distillation losses, and they are not scaled to the student's.
 
-    The factors are ratios of the losses of this call, unless `reference` is set: it gets their
-    detached values, and returns the values to take the ratios of, such as means over a whole step.
+    The factors are ratios of the losses of this call. If `reference` is set, it gets their detached
+    values and returns the values for the ratios, such as means over a whole step.
     """
 
     def __init__(self, kd_loss_scale: float = 1.0, skip_original_loss: bool = False) -> None:
         super().__init__()
         self.kd_loss_scale = kd_loss_scale
         self.skip_original_loss = skip_original_loss
-        # {name: loss as it was before it was scaled}, detached, of the last call.
+        # {name: unscaled loss} of the last call, detached.
         self.parts: LossValues = {}
         self.reference: Callable[[LossValues], LossValues] | None = None
 
     def forward(self, loss_dict: dict[str, Tensor]) -> Tensor:
-        """Return the total, a scalar.
+        """Return the total loss, a scalar.
 
         Args:
-            loss_dict: scalars: `student_loss`, one whose name has "Logits" in it, and any others;
-                left as it is.
+            loss_dict: scalars: `student_loss`, one whose name contains "Logits", and any others;
+                not modified.
 
         Raises:
-            DistillationError: there is not just one logits loss, or no student's loss where it
-                counts.
+            DistillationError: there is not exactly one logits loss, or a needed student's loss is
+                missing.
         """
         losses = dict(loss_dict)
         student = losses.pop(STUDENT_LOSS_KEY, None)
@@ -74,7 +74,7 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
         if len(names) != 1 or (student is None and not self.skip_original_loss):
             raise DistillationError(
                 f"The losses are {', '.join(loss_dict) or 'none'}",
-                expected=f"{STUDENT_LOSS_KEY}, and one with 'Logits' in its name",
+                expected=f"{STUDENT_LOSS_KEY}, and one loss with 'Logits' in its name",
             )
         total = logits = losses.pop(names[0])
         others = torch.stack(list(losses.values())).mean() if losses else None
@@ -92,7 +92,7 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
         return student + self.kd_loss_scale * (total * _factor(values[LM_LOSS], value))
 
     def _reference_values(self, student: Tensor | None) -> LossValues:
-        """Return the values that the factors are ratios of."""
+        """Return the values from which the factors are computed."""
         values = dict(self.parts)
         if not self.skip_original_loss and student is not None:
             values[LM_LOSS] = student.detach()
@@ -100,9 +100,9 @@ class LogitsAndIntermediatesLossBalancer(mtd.DistillationLossBalancer):
 
 
 def _factor(goal: Tensor, value: Tensor) -> Tensor:
-    """Return what scales `value` to `goal`; 1 where either is zero or not finite."""
+    """Return the factor that scales `value` to `goal`; 1 if either is zero or not finite."""
     factor = goal / value
-    # The values stay on the device: reading them would make the host wait for a GPU.
+    # The values stay on the device: reading them would synchronize with a GPU.
     usable = torch.isfinite(factor) & (factor > 0)
     return torch.where(usable, factor, torch.ones_like(factor))
 
@@ -111,7 +111,7 @@ def _factor(goal: Tensor, value: Tensor) -> Tensor:
 
 
 class _PairLoss(_Loss):
-    """A loss between two layers' outputs, a number for each token, the same on all tensor ranks."""
+    """A loss between the outputs of two layers, per token, the same on all tensor ranks."""
 
     def __init__(
         self, model_config: TransformerConfig, projection: nn.Module | None = None
@@ -134,8 +134,8 @@ class LogitsKLLoss(_PairLoss):
     """KL(teacher || student) in nats, of softmax(logits / temperature); no factor temperature².
 
     Under tensor parallelism each rank has its part of the vocabulary, and all get the whole sum:
-    the parts' maxima and sums are sent, never logits. With `overwrite_targets` the backward pass
-    writes the student's gradient over the teacher's logits, which saves a tensor of their size.
+    they exchange maxima and sums, never logits. With `overwrite_targets` the backward pass writes
+    the student's gradient over the teacher's logits, which saves a tensor of their size.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ class LogitsKLLoss(_PairLoss):
 
 
 class _HiddenLoss(_PairLoss):
-    """Of outputs that hold the whole width; the student's is projected to the teacher's."""
+    """A loss of outputs with the full width; the student's is projected to the teacher's."""
 
     def per_token(self, student: Tensor, teacher: Tensor) -> Tensor:
         loss = self.distance(self._projection(student).float(), teacher.float())
         if not self._sequence_parallel:
             return loss
-        # Each rank has a part of the tokens. What comes after is the same on all of them, so that
-        # the gradient of a part is that part of the gradient.
+        # Each rank has a part of the tokens. The following operations are the same on all ranks,
+        # so each rank's gradient is its part of the full gradient.
         return gather_from_sequence_parallel_region(loss, tensor_parallel_output_grad=False)
 
     def distance(self, student: Tensor, teacher: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ _CRITERIA = {"cosine": HiddenStateCosineLoss, "mse": HiddenStateMSELoss}
 
 
 class Projection(nn.Linear):
-    """From the student's width to the teacher's, learned with the student."""
+    """Learned projection from the student's width to the teacher's."""
 
     def __init__(self, student: TransformerConfig, teacher: TransformerConfig) -> None:
         super().__init__(student.hidden_size, teacher.hidden_size)
@@ -199,7 +199,7 @@ class Projection(nn.Linear):
         nn.init.zeros_(self.bias)
         weight: Any
         for weight in self.parameters():
-            # Under sequence parallelism a rank's gradient is of its own tokens: upstream sums them.
+            # Under sequence parallelism a rank has the gradient of its tokens: upstream sums them.
             weight.sequence_parallel = student.sequence_parallel
 
 
@@ -216,7 +216,7 @@ _Scale = Annotated[float, Field(gt=0, strict=True, description="a number above 0
 
 
 class Settings(BaseModel):
-    """The keys of a distillation's file; each description is what an error expects."""
+    """The keys of a distillation's file; errors print the description as the expected value."""
 
     model_config = ConfigDict(extra="forbid")
     logit_layers: Annotated[
@@ -224,7 +224,7 @@ class Settings(BaseModel):
     ] = ("output_layer", "output_layer")
     intermediate_layer_pairs: Annotated[
         list[_Names | tuple[str, str, Literal["cosine", "mse"]]],
-        Field(description="[student's, teacher's] each, or [student's, teacher's, cosine or mse]"),
+        Field(description="pairs [student's, teacher's] or [student's, teacher's, cosine or mse]"),
     ] = []
     skip_lm_loss: Annotated[bool, Field(strict=True, description="true or false")] = True
     kd_loss_scale: _Scale = 1.0
@@ -239,16 +239,16 @@ def load_distillation_config(
 ) -> dict[str, Any]:
     """Read the settings of the YAML file at `path`, with defaults; None for only the defaults.
 
-    logit_layers: [student's, teacher's]. intermediate_layer_pairs: [student's, teacher's, "cosine"
-    or "mse"] each, cosine if left out; layers are counted over the whole model. skip_lm_loss: learn
-    only from the teacher. kd_loss_scale: weight relative to the student's loss. temperature: of the
-    logits. balance: "step" to average and balance losses over a whole step, or "micro_batch".
-    Added: `criterion`, {(student's layer, teacher's): loss} with the names that the layers have in
-    this pipeline stage, which is empty but in the last one; and `loss_balancer`.
+    logit_layers: [student's, teacher's]. intermediate_layer_pairs: a list of [student's, teacher's,
+    "cosine" or "mse"], cosine if left out; layers are numbered over the whole model. skip_lm_loss:
+    learn only from the teacher. kd_loss_scale: weight relative to the student's loss. temperature:
+    of the logits. balance: "step" to average and balance losses over a whole step, or
+    "micro_batch". The result also has `criterion`, {(student's layer, teacher's): loss} with the
+    layers' names in this pipeline stage, empty in all but the last one; and `loss_balancer`.
 
     Raises:
-        DistillationError: the file is missing or no such YAML; a key or a value is not valid; a
-            pair has a layer that the last pipeline stage does not hold.
+        DistillationError: the file is missing or is not such YAML; a key or a value is invalid; the
+            last pipeline stage does not hold a layer of a pair.
     """
     settings = _read(path)
     criterion = _criterion(settings, student_cfg, teacher_cfg)
@@ -261,34 +261,34 @@ def load_distillation_config(
 def _read(path: str | None) -> dict[str, Any]:
     fields = Settings.model_fields
     keys = ", ".join(fields)
-    found = {} if path is None else read_mapping(Path(path), f"the keys {keys}")
+    content = {} if path is None else read_mapping(Path(path), f"the keys {keys}")
     try:
-        return Settings.model_validate(found).model_dump()
+        return Settings.model_validate(content).model_dump()
     except ValidationError as error:
-        unknown = [str(key) for key in found if key not in fields]
+        unknown = [str(key) for key in content if key not in fields]
         if unknown:
             raise DistillationError(
-                f"{path} has the unknown keys {', '.join(unknown)}", expected=f"some of {keys}"
+                f"{path} has the unknown keys {', '.join(unknown)}", expected=f"only keys of {keys}"
             ) from error
         key = str(error.errors()[0]["loc"][0])
         raise DistillationError(
-            f"{key} is {found[key]!r}", expected=fields[key].description or ""
+            f"{key} is {content[key]!r}", expected=fields[key].description or ""
         ) from error
 
 
 def read_mapping(path: Path, expected: str) -> dict[str, Any]:
-    """Return the mapping in a YAML file; DistillationError where it holds something else."""
+    """Read a YAML file that holds a mapping; raise DistillationError if it does not."""
     with reading(DistillationError):
-        found = read_yaml(path) or {}
-    if not isinstance(found, dict):
-        raise DistillationError(f"{path} holds no mapping", expected=expected)
-    return found
+        content = read_yaml(path) or {}
+    if not isinstance(content, dict):
+        raise DistillationError(f"{path} is not a mapping", expected=expected)
+    return content
 
 
 def _criterion(
     settings: Mapping[str, Any], student: TransformerConfig, teacher: TransformerConfig
 ) -> dict[tuple[str, str], _Loss]:
-    # On every rank, so that each of them says what is wrong.
+    # On every rank, so that all of them raise the same error.
     pairs = [
         (_in_last_stage(pair[0], student), _in_last_stage(pair[1], teacher), *pair[2:])
         for pair in settings["intermediate_layer_pairs"]
@@ -298,19 +298,19 @@ def _criterion(
         return {}
     logits = settings["logit_layers"]
     # Another pair may read the same output of the teacher.
-    alone = logits[1] not in [theirs for _, theirs, *_ in pairs]
-    made: dict[tuple[str, str], _Loss] = {
-        logits: LogitsKLLoss(student, settings["temperature"], overwrite_targets=alone)
+    unshared = logits[1] not in [theirs for _, theirs, *_ in pairs]
+    losses: dict[tuple[str, str], _Loss] = {
+        logits: LogitsKLLoss(student, settings["temperature"], overwrite_targets=unshared)
     }
     for ours, theirs, *kind in pairs:
         differ = student.hidden_size != teacher.hidden_size
         projection = Projection(student, teacher) if differ else None
-        made[ours, theirs] = _CRITERIA[(kind or ["cosine"])[0]](student, projection)
-    return made
+        losses[ours, theirs] = _CRITERIA[(kind or ["cosine"])[0]](student, projection)
+    return losses
 
 
 def _in_last_stage(name: str, config: TransformerConfig) -> str:
-    """Return a layer's name in the last stage, where losses are taken."""
+    """Return a layer's name in the last stage, which computes the losses."""
     stages = config.pipeline_model_parallel_size
     index = _LAYER_INDEX.search(name)
     if stages == 1 or index is None:
@@ -318,10 +318,9 @@ def _in_last_stage(name: str, config: TransformerConfig) -> str:
     first = get_transformer_layer_offset(config, pp_rank=stages - 1)
     if int(index[0]) < first:
         raise DistillationError(
-            f"{name} is not in the last of {stages} pipeline stages, so that no stage holds a pair "
-            "with it",
-            expected=f"layers from {first} on, of {config.num_layers}",
-            help="Name later layers in intermediate_layer_pairs, or use fewer stages",
+            f"{name} is not in the last of {stages} pipeline stages, so no stage holds its pair",
+            expected=f"layers {first} to {config.num_layers - 1}",
+            help="Use later layers in intermediate_layer_pairs, or fewer stages",
         )
     return _LAYER_INDEX.sub(str(int(index[0]) - first), name, count=1)
 
@@ -329,7 +328,7 @@ def _in_last_stage(name: str, config: TransformerConfig) -> str:
 def check_layers(
     student: nn.Module, teacher: nn.Module, criterion: Mapping[tuple[str, str], _Loss]
 ) -> None:
-    """Raise DistillationError for a compared layer that its model lacks, with near names."""
+    """Raise DistillationError, with similar names, if a model lacks a compared layer."""
     for pair in criterion:
         for whose, model, name in zip(
             ("student", "teacher"), (student, teacher), pair, strict=True
@@ -338,7 +337,7 @@ def check_layers(
             if name not in names:
                 near = difflib.get_close_matches(name, names, n=4, cutoff=0.4) or names[:4]
                 raise DistillationError(
-                    f"The {whose} has no layer {name}", expected=f"such as {', '.join(near)}"
+                    f"The {whose} has no layer {name}", expected=f"a name such as {', '.join(near)}"
                 )
 
 
@@ -352,12 +351,12 @@ def adjust_distillation_model_for_mcore(
 
     The teacher has no gradients, is not quantized, and is not saved. Training skips the student's
     own loss if `skip_lm_loss` is set; evaluation computes only that loss, without the teacher.
-    Between pipeline stages, the hidden states of both models are sent together: pass
-    `widened_shapes` to the schedule.
+    Pipeline stages send the hidden states of both models together: pass `widened_shapes` to the
+    schedule.
     """
     teacher = model.teacher_model
     exempt(teacher.requires_grad_(False).eval())
-    # ModelOpt holds them as a set, whose order differs between ranks: that of the pairs does not.
+    # ModelOpt has them in a set, whose order differs between ranks; the order of pairs does not.
     learned = [loss for loss in distill_cfg["criterion"].values() if list(loss.parameters())]
     model._loss_modules = exempt(nn.ModuleList(learned))
     model.balances_steps = distill_cfg["balance"] == "step"
@@ -373,14 +372,15 @@ def adjust_distillation_model_for_mcore(
 
 
 def widened_shapes(model: Any) -> Callable[[list, list], tuple[list, ...]]:
-    """Return an `adjust_tensor_shapes_fn` of the schedule, which adds the teacher's h to (..., h).
+    """Return the schedule's `adjust_tensor_shapes_fn`, which adds the teacher's h to (..., h).
 
     `model` is a distillation model without wrappers.
     """
     width = model.teacher_model.config.hidden_size
 
     def widen(received: list[tuple], sent: list[tuple]) -> tuple[list[tuple], ...]:
-        return tuple([(*shape[:-1], shape[-1] + width) for shape in of] for of in (received, sent))
+        both = (received, sent)
+        return tuple([(*shape[:-1], shape[-1] + width) for shape in shapes] for shapes in both)
 
     return widen
 
@@ -389,7 +389,7 @@ def widened_shapes(model: Any) -> Callable[[list, list], tuple[list, ...]]:
 
 
 def sharded_state_dict(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Return the student's, with the learned projections."""
+    """Return the state of the student, with the learned projections."""
     with self.hide_teacher_model():
         return type(self).sharded_state_dict(self, *args, **kwargs)
 
@@ -408,7 +408,7 @@ def forward(self: Any, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def set_input_tensor(self: Any, input_tensor: Tensor | list[Tensor | None]) -> None:
-    """Give both models what the pipeline stage before has sent."""
+    """Pass each model its part of the tensor from the previous pipeline stage."""
     tensors = input_tensor if isinstance(input_tensor, list) else [input_tensor]
     width = self.config.hidden_size
     ours = [None if tensor is None else tensor[..., :width] for tensor in tensors]
@@ -418,13 +418,13 @@ def set_input_tensor(self: Any, input_tensor: Tensor | list[Tensor | None]) -> N
 
 
 def _no_lm_loss(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-    """Return zeros [b, s], for callers that do not read the loss."""
+    """Return zeros [b, s], for callers that ignore the loss."""
     del self
     return torch.zeros_like(labels, dtype=logits.dtype)
 
 
 def _lm_loss_in_evaluation(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-    """Return [b, s] in nats; zeros in training."""
+    """Return the student's loss [b, s] in nats; zeros in training."""
     if self.training:
         return _no_lm_loss(self, labels, logits)
     return type(self).compute_language_model_loss(self, labels, logits)

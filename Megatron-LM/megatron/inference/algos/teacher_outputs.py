@@ -1,4 +1,4 @@
-"""Keep what a teacher computes in one pass over micro-batches, so that the next repeats it."""
+"""Keep a teacher's outputs in one pass over micro-batches, and reuse them in the next."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _CAPTURED = "_intermediate_output"
 
 @dataclass(frozen=True)
 class _Outputs:
-    """What a teacher's layers gave for one micro-batch: the last one's, and those compared."""
+    """The outputs of a teacher's last and compared layers for one micro-batch."""
 
     last: Any
     compared: list[Any]
@@ -26,7 +26,7 @@ class TeacherOutputs:
 
     The hidden states after the last layer of this pipeline stage are kept, and the outputs of
     compared layers before it. Embedding and output layer run in both passes: logits are larger
-    than all that is kept, and the backward pass overwrites them.
+    than all kept outputs together, and the backward pass overwrites them.
     """
 
     def __init__(self, student: mtd.DistillationModel) -> None:
@@ -46,7 +46,7 @@ class TeacherOutputs:
 
     @contextmanager
     def repeated(self) -> Iterator[None]:
-        """Return the kept outputs, in their order, instead of running the layers in this block."""
+        """In this block, return the kept outputs in order instead of running the layers."""
         self._decoder.forward = self._repeat
         try:
             yield

@@ -1,4 +1,4 @@
-"""The loss of a GPT that may learn from a teacher."""
+"""The loss of a GPT, with or without a teacher."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ KD_LOSS = "kd loss"
 
 @dataclass(frozen=True)
 class Step:
-    """What the micro-batches of a training step share.
+    """Values that the micro-batches of a training step share.
 
-    tokens: the mean number of counted tokens in a micro-batch, over the step's micro-batches and
-    data-parallel ranks. reference: what the loss balancer's attribute of this name is set to.
+    tokens: the mean number of counted tokens per micro-batch, over the step's micro-batches and
+    data-parallel ranks. reference: the value for the loss balancer's attribute of this name.
     """
 
     tokens: Tensor
@@ -30,22 +30,22 @@ class Step:
 def loss_func(
     loss_mask: Tensor, model: GPTModel, output_tensor: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the loss to be trained on, and all losses for the report.
+    """Return the training loss, and all losses for the report.
 
     Args:
-        loss_mask: [b, s], 0 where a token does not count.
-        model: as the trainer holds it. One that learns from a teacher is trained on its balanced
-            loss; in evaluation, and without a teacher, the loss is the language model's own. Its
-            attribute `kd_step`, if it has one, is the Step that this micro-batch is part of.
+        loss_mask: [b, s], 0 for tokens that do not count.
+        model: as the trainer holds it. With a teacher, the training loss is the balanced loss; in
+            evaluation, and without a teacher, it is the loss of the language model. The attribute
+            `kd_step`, if present, is the Step that this micro-batch is part of.
         output_tensor: [b, s], the cross entropy of each token in nats.
 
     Returns:
-        The mean over the micro-batch's tokens, of all context-parallel ranks, with this rank's part
+        The mean over the micro-batch's tokens on all context-parallel ranks, with this rank's part
         of the gradient; the schedule multiplies by the number of these ranks. 0 if no token counts.
         In a Step the sum is divided by `Step.tokens` instead, so that the mean over micro-batches
         and data-parallel ranks is the mean over all tokens of the step.
-        And {name: mean over the data-parallel ranks}: "lm loss", unless training goes without it,
-        "kd loss", the balanced one, and its parts.
+        And {name: mean over the data-parallel ranks}: "lm loss" unless training skips it, "kd
+        loss", the balanced one, and its parts.
     """
     mask = loss_mask.reshape(-1).float()
     model = unwrap_model(model)
@@ -77,7 +77,7 @@ def _over_context_ranks(own: Tensor) -> Tensor:
 
 
 def averaged(losses: LossValues) -> LossValues:
-    """Average each loss, detached, over the ranks that have other sequences."""
+    """Average each loss, detached, over the data-parallel ranks."""
     values = torch.stack([loss.detach().float() for loss in losses.values()])
     group = parallel_state.get_data_parallel_group()
     all_reduce(values, group=group)

@@ -31,7 +31,7 @@ from ..checkpointing import TRACKER, checkpoint_folder, load_teacher, read_argum
 
 MODEL_CONFIG = "model_config.yaml"
 NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
-# Arguments that describe a model. All others say how it runs, which is as its student does.
+# Arguments that describe a model. All others say how it runs: they are the student's.
 _OF_STUDENT = {"bf16", "fp16", "mtp_num_layers", "mtp_hybrid_override_pattern"}
 _NUMERICS = {"apply_query_key_layer_scaling", "moe_router_dtype"}
 # Names in releases before 0.19.
@@ -46,7 +46,7 @@ ARCHITECTURE = tuple(
         - read_table().unsupported.union(FITTED, _OF_STUDENT)
     )
 )
-# NeMo's names: {theirs: (ours, how its value is ours)}.
+# NeMo's names: {NeMo's: (Megatron's, conversion of the value)}.
 RENAMED = {
     "bias": ("add_bias_linear", bool),
     "activation": ("swiglu", lambda name: name in ("swiglu", "fast-swiglu")),
@@ -63,13 +63,13 @@ RENAMED = {
 def model_provider(
     pre_process: bool = True, post_process: bool = True, parallel_output: bool = True
 ) -> MCoreGPTModel:
-    """Build the student of upstream's arguments, joined to its teacher where one is named.
+    """Build the student of upstream's arguments, with its teacher if one is given.
 
     pre_process and post_process say whether the embedding and the output layer are part of it;
     with parallel_output each tensor rank keeps its part of the logits.
 
     Raises:
-        DistillationError: what `distilled` raises.
+        DistillationError: as `distilled`.
     """
     args = get_args()
     student = build_model(gpt_config_from_args(args), pre_process, post_process, parallel_output)
@@ -93,7 +93,7 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
     changes. With --export-kd-finalize, modules that a distillation added are removed.
 
     Raises:
-        DistillationError: there is no such teacher; the two do not fit; the configuration is wrong.
+        DistillationError: the teacher is missing, does not fit, or the configuration is wrong.
     """
     (student,) = modelopt.restore([student], args)
     if args.export_kd_finalize:
@@ -118,10 +118,9 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
 
 
 def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreGPTModel:
-    """Build the teacher, with its checkpoint's weights, frozen, and run as quant type 'none'.
+    """Build the teacher with the weights of its checkpoint, frozen and unquantized.
 
-    `config` are upstream's arguments with the teacher's laid over, as `load_teacher_config` gives
-    them; `model_kwargs` are those of `model_provider`.
+    `config` are the arguments from `load_teacher_config`; `model_kwargs` those of `model_provider`.
     """
     teacher = build_model(gpt_config_from_args(config), **model_kwargs)
     load_teacher(teacher, get_args())
@@ -129,47 +128,47 @@ def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreG
 
 
 def check_run(args: Namespace) -> None:
-    """Raise DistillationError where `args` ask for what a distillation does not do."""
+    """Raise DistillationError if `args` set options that a distillation does not support."""
     if args.virtual_pipeline_model_parallel_size:
         raise DistillationError(
-            "A distillation has no interleaved pipeline",
+            "A distillation does not support an interleaved pipeline",
             expected="no --num-layers-per-virtual-pipeline-stage",
         )
     if args.calculate_per_token_loss:
         raise DistillationError(
-            "A distillation's losses are means over tokens",
+            "A distillation's losses are already means over tokens",
             expected="no --calculate-per-token-loss",
         )
 
 
 def check_lm_loss(args: Namespace) -> None:
-    """Raise DistillationError where the student's own loss would write to the compared logits.
+    """Raise DistillationError if the student's own loss would overwrite the compared logits.
 
-    Of upstream's fused losses, the native one does so where logits are fp32, and TE's always.
+    Of upstream's fused losses, the native one does so for fp32 logits, and TE's always.
     """
     impl = args.cross_entropy_fusion_impl
     writes = impl == "te" or args.params_dtype == torch.float32
     if args.cross_entropy_loss_fusion and writes:
         raise DistillationError(
-            f"The {impl} fused cross-entropy overwrites the logits that are compared",
+            f"The {impl} fused cross-entropy overwrites the compared logits",
             expected="no --cross-entropy-loss-fusion, or skip_lm_loss: true",
         )
 
 
 def load_teacher_config(folder: str, args: Namespace) -> Namespace:
-    """Return the `args` of the teacher in `folder`: its own architecture, run as the student is.
+    """Return the arguments of the teacher in `folder`: its architecture, otherwise the student's.
 
-    The architecture is that of model_config.yaml, in Megatron's or NeMo's names, or without such a
-    file that of the arguments in the checkpoint.
+    The architecture comes from model_config.yaml, in Megatron's or NeMo's names, or, without such a
+    file, from the arguments in the checkpoint.
 
     Raises:
-        DistillationError: there is no checkpoint; neither says what the teacher is; its vocabulary
-            or its sequences do not fit the student's.
+        DistillationError: the checkpoint is missing or does not describe the teacher; its
+            vocabulary or its sequence length does not fit the student's.
         CheckpointError: an argument is unknown, of another kind or out of range.
     """
     if checkpoint_folder(folder) is None:
         raise DistillationError(
-            f"There is no checkpoint of a teacher in {folder}",
+            f"{folder} has no checkpoint of a teacher",
             expected=f"{TRACKER} in it, and the folder that it names",
         )
     path = Path(folder) / MODEL_CONFIG
@@ -177,12 +176,12 @@ def load_teacher_config(folder: str, args: Namespace) -> Namespace:
     missing = [name for name in NEEDED if given.get(name) is None]
     if missing:
         raise DistillationError(
-            f"Nothing in {folder} says the teacher's {', '.join(missing)}",
-            expected=f"{', '.join(NEEDED)} in {MODEL_CONFIG} beside its checkpoint",
+            f"{folder} does not give the teacher's {', '.join(missing)}",
+            expected=f"{', '.join(NEEDED)} in {MODEL_CONFIG} next to its checkpoint",
         )
     _check_fit(given, args)
     teacher = copy(args)
-    # Of the student these would be wrong, and follow from the teacher's sizes.
+    # The student's value would be wrong; upstream derives it from the teacher's sizes.
     teacher.kv_channels = None
     vars(teacher).update({name: given[name] for name in ARCHITECTURE if name in given})
     return teacher
@@ -195,16 +194,16 @@ def _read_checkpoint(folder: str) -> dict[str, Any]:
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
-    found = read_mapping(path, ", ".join(NEEDED))
+    content = read_mapping(path, ", ".join(NEEDED))
     given: dict[str, Any] = {}
     translate: Any
-    for name, value in found.items():
+    for name, value in content.items():
         ours, translate = RENAMED.get(name, (name, lambda x: x))
         try:
             given[ours] = value if value is None else translate(value)
         except (TypeError, ValueError, OverflowError) as error:
-            raise DistillationError(f"{path} says {name} = {value!r:.80}: {error}") from error
-    _say_misspelt(path, given)
+            raise DistillationError(f"{path} has {name} = {value!r:.80}: {error}") from error
+    _check_spelling(path, given)
     check_kinds({name: value for name, value in given.items() if value is not None}, path)
     given |= {name: given[EPSILONS[0]] for name in EPSILONS if EPSILONS[0] in given}
     layers = given.get("heterogeneous_layers_config_path")
@@ -216,8 +215,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return given
 
 
-def _say_misspelt(path: Path, given: Mapping[str, Any]) -> None:
-    """Raise DistillationError for a misspelled name; a NeMo file may have other names."""
+def _check_spelling(path: Path, given: Mapping[str, Any]) -> None:
+    """Raise DistillationError for a misspelled name; a NeMo file may have unknown names."""
     known = (*ARCHITECTURE, *FITTED)
     for name in given:
         near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.92)
@@ -226,19 +225,19 @@ def _say_misspelt(path: Path, given: Mapping[str, Any]) -> None:
 
 
 def _check_fit(given: Mapping[str, Any], args: Namespace) -> None:
-    # Padding follows from the layout: it decides where nothing else is known.
+    # Padding depends on the layout: compare it only if the vocabulary sizes are not known.
     sizes = [(n, given.get(n), getattr(args, n, None)) for n in ("vocab_size", "padded_vocab_size")]
     for name, theirs, ours in [size for size in sizes if size[1] and size[2]][:1]:
         if theirs != ours:
             raise DistillationError(
                 f"The teacher's {name} is {theirs}, the student's {ours}",
-                expected="the same vocabulary, whose logits are compared",
-                help="Train both with one tokenizer",
+                expected="the same vocabulary, because logits are compared",
+                help="Train both with the same tokenizer",
             )
     longest = given.get("max_position_embeddings") or given.get("seq_length")
     if longest and longest < args.seq_length:
         raise DistillationError(
             f"The teacher has {longest} positions, a student's sequence {args.seq_length} tokens",
-            expected="a teacher of sequences as long as the student's",
+            expected="a teacher with sequences at least as long as the student's",
             help=f"Pass --seq-length {longest}",
         )

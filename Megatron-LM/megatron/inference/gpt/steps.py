@@ -1,17 +1,17 @@
-"""Average and balance the losses of a distillation over a step, however its batch is cut.
+"""Average and balance the losses of a distillation over a step, for any split of its batch.
 
 A step trains on S + k c (L + r I): the student's own loss S, the logits loss L and the mean I of
 the intermediate losses, each a mean over all counted tokens of the global batch, with the factors
-r = L / I and c = S / (L + r I). Micro-batches and data-parallel ranks add up the gradient. So each
-needs the same r and c, and each must weigh as its tokens do:
+r = L / I and c = S / (L + r I). The gradient is a sum over micro-batches and data-parallel ranks.
+So all of them need the same r and c, and their weights must be proportional to their tokens:
 
 - Tokens are counted in the data, before any pass.
 - One micro-batch per rank: its losses are averaged over ranks between forward and backward.
 - Several: a forward pass over all of them comes first, for the values of S, L and I. It draws the
-  random numbers of the pass that trains, and leaves no records. Only the student runs twice: what
-  the teacher's layers gave is kept (`TeacherOutputs`).
+  same random numbers as the training pass, and is not recorded. Only the student runs twice: the
+  outputs of the teacher's layers are kept (`TeacherOutputs`).
 
-Without factors (only the logits are compared) there is no such pass.
+Without factors (only the logits are compared) this pass is left out.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,9 +36,9 @@ Batches = list[dict[str, Tensor]] | None
 
 
 def with_steps(schedule: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the schedule, with the losses of each training step averaged and balanced over it.
+    """Wrap the schedule so that losses are averaged and balanced over each training step.
 
-    It leaves evaluation, models without a teacher and `balance: micro_batch` as they are.
+    Evaluation, models without a teacher and `balance: micro_batch` do not change.
     """
 
     def run(*, model: list[torch.nn.Module], forward_only: bool = False, **given: Any) -> Any:
@@ -58,7 +58,7 @@ def _train(
     num_microbatches: int,
     **given: Any,
 ) -> Any:
-    """Run a step, after a first forward pass if its losses have to be known before."""
+    """Run a step, after a first forward pass if the balance needs its losses."""
     batches = _read(data_iterator, num_microbatches)
     tokens = _mean_tokens(batches, num_microbatches)
 
@@ -91,29 +91,30 @@ def _read(data_iterator: Iterator | list[Iterator] | None, count: int) -> Batche
 
 
 def _mean_tokens(batches: Batches, count: int) -> Tensor:
-    """Return the counted tokens per micro-batch, a mean over the step's micro-batches and ranks.
+    """Return the mean number of counted tokens per micro-batch, over the step and all ranks.
 
-    A collective of the last pipeline stage, which computes losses; others get a count of their own.
+    It is a collective of the last pipeline stage, which computes losses; other stages return their
+    own count.
     """
     counts = [batch["loss_mask"].sum(dtype=torch.float64) for batch in batches or ()]
     tokens = torch.stack(counts).sum() if counts else torch.zeros((), dtype=torch.float64)
     tokens = tokens.to(accelerator_type())
     if parallel_state.is_pipeline_last_stage(ignore_virtual=True):
-        # Of the ranks that share a tensor's shards, one reads data.
+        # Only one rank of a tensor-parallel group reads data.
         all_reduce(tokens, group=parallel_state.get_tensor_model_parallel_group())
         all_reduce(tokens, group=parallel_state.get_data_parallel_group())
     return (tokens.clamp(min=1) / (count * parallel_state.get_data_parallel_world_size())).float()
 
 
 def _mean(reports: list[LossValues]) -> LossValues:
-    """Return the mean of each loss over micro-batches; {} on a stage that computes none."""
+    """Return the mean of each loss over micro-batches; {} on a stage that computes no losses."""
     names = reports[0] if reports else ()
     return {name: torch.stack([report[name] for report in reports]).mean() for name in names}
 
 
 @contextmanager
 def _sharing(student: Any, step: Step) -> Iterator[None]:
-    """Let the loss function find `step` on the student in this block."""
+    """In this block, let the loss function find `step` on the student."""
     student.kd_step = step
     try:
         yield

@@ -1,4 +1,4 @@
-"""The layouts of packed weights: compressed-tensors', transformers' own of FP8, and ours.
+"""The layouts of packed weights: compressed-tensors', transformers' FP8, and mqo's.
 
 A layout defines the tensors for the codes and scales of a weight, and the entry in config.json.
 """
@@ -29,10 +29,10 @@ _ROUTERS = r"re:.*\.mlp\.gate$"
 class Layout:
     """How packed weights are stored.
 
-    `tensors` returns the tensors of a packed weight by suffix. `configuration` makes
-    config.json's `quantization_config`, of the packed projections and the modules that are left.
-    `refusal` says why a model's weights cannot be stored in it; None if they can. `dtype` is that
-    of its reader's computation; None for the model's. `prefix` is the start of its file names.
+    `tensors` returns the tensors of a packed weight by suffix. `configuration` returns
+    config.json's `quantization_config` for the packed projections and the unpacked modules.
+    `refusal` returns why the weights of a model cannot be stored; None if they can. `dtype` returns
+    the dtype in which the reader computes; None for the model's. `prefix` begins its file names.
     """
 
     tensors: Callable[[PackedTensor, Tensor | None], Tensors]
@@ -43,13 +43,13 @@ class Layout:
 
 
 def _one_spec(specs: Specs, known: Mapping[str, QuantSpec]) -> str | None:
-    """Return why a layout with one format for all weights, in `known`, does not fit these."""
+    """Return why a layout with a single format, one of `known`, cannot store these weights."""
     kinds = set(specs.values())
     if len(kinds) > 1:
-        return f"it has one type, and these are {', '.join(sorted(k.quant_type for k in kinds))}"
+        return f"it stores one type, not {', '.join(sorted(k.quant_type for k in kinds))}"
     (kind,) = kinds
     if kind.quant_type not in known:
-        return f"it has no {kind.quant_type}"
+        return f"it does not store {kind.quant_type}"
     own = known[kind.quant_type]
     if kind.block != own.block or (own.tile == "square" and kind.tile != own.tile):
         return f"its {kind.quant_type} has other blocks"
@@ -69,7 +69,7 @@ def _mxfp8(packed: PackedTensor, _: Tensor | None) -> Tensors:
 
 
 def _nvfp4(packed: PackedTensor, amax: Tensor | None) -> Tensors:
-    assert amax is not None  # of the tensor's scale
+    assert amax is not None  # the scale of the tensor needs it
     scales = packed.scales.block.view(torch.float8_e4m3fn)
     encode = (2688.0 / amax.double()).float().clamp(max=_LARGEST)
     encode = torch.where(amax == 0, 1.0, encode).reshape(1)
@@ -77,7 +77,7 @@ def _nvfp4(packed: PackedTensor, amax: Tensor | None) -> Tensors:
 
 
 def _fp8(name: str) -> Callable[[PackedTensor, Tensor | None], Tensors]:
-    """Return what stores E4M3 in squares, whose scales `name` are float32."""
+    """Return a function that stores E4M3 in squares with float32 scales called `name`."""
 
     def tensors(packed: PackedTensor, _: Tensor | None) -> Tensors:
         scales = packed.scales.block[:: packed.spec.block]
@@ -92,8 +92,8 @@ def _fp8(name: str) -> Callable[[PackedTensor, Tensor | None], Tensors]:
 class _Compressed:
     """A format of compressed-tensors: its name, its arguments, its tensors.
 
-    `reads_experts` says whether transformers 5.23 decodes packed experts rightly; the test has
-    tried each. `dtype` is the one that it decodes to; None for the model's.
+    `reads_experts` says whether transformers 5.23 decodes packed experts correctly; a test tries
+    each. `dtype` is the dtype that it decodes to; None for the model's.
     """
 
     name: str
@@ -112,8 +112,8 @@ _NVFP4 |= {"scale_dtype": "torch.float8_e4m3fn"}
 _FP8 = _GROUP | {"strategy": "block", "block_structure": [128, 128], "num_bits": 8}
 _SCALED = _fp8("weight_scale")
 COMPRESSED = {
-    one.spec.quant_type: one
-    for one in (
+    entry.spec.quant_type: entry
+    for entry in (
         _Compressed("mxfp4-pack-quantized", QuantSpec("mxfp4"), _MXFP4, _mxfp4, True),
         _Compressed("mxfp8-quantized", QuantSpec("mxfp8"), _MXFP8, _mxfp8, False),
         _Compressed("nvfp4-pack-quantized", QuantSpec("nvfp4"), _NVFP4, _nvfp4, False),
@@ -143,12 +143,12 @@ def _compressed_config(specs: Specs, left: list[str]) -> dict[str, Any]:
 
 
 def _compressed_refusal(specs: Specs) -> str | None:
-    known = {name: one.spec for name, one in COMPRESSED.items()}
+    known = {name: entry.spec for name, entry in COMPRESSED.items()}
     if why := _one_spec(specs, known):
         return why
     own = _compressed(specs)
-    if not own.reads_experts and any(one.is_expert for one in specs):
-        return f"transformers reads experts in {own.name} with other values than these"
+    if not own.reads_experts and any(projection.is_expert for projection in specs):
+        return f"transformers decodes experts in {own.name} to wrong values"
     return None
 
 
@@ -169,10 +169,10 @@ def _fp8_config(specs: Specs, left: list[str]) -> dict[str, Any]:
 def _fp8_refusal(specs: Specs) -> str | None:
     if why := _one_spec(specs, SQUARES):
         return why
-    # transformers 5.23 divides a weight's rows by those of its scales to know a square's side.
-    odd = [one for one in specs if any(size > _SIDE and size % _SIDE for size in one.shape)]
+    # transformers 5.23 derives the side of a square from the rows of a weight and of its scales.
+    odd = [weight for weight in specs if any(n > _SIDE and n % _SIDE for n in weight.shape)]
     if odd:
-        return f"transformers reads {odd[0].module}, {list(odd[0].shape)}, with other squares"
+        return f"transformers reads {odd[0].module}, {list(odd[0].shape)}, with wrong squares"
     return None
 
 
@@ -190,12 +190,12 @@ def _own_config(specs: Specs, left: list[str]) -> dict[str, Any]:
     return {
         "quant_method": "mqo",
         "types": {name: _described(kind) for name, kind in sorted(kinds.items())},
-        "modules": {one.module: kind.quant_type for one, kind in specs.items()},
+        "modules": {projection.module: kind.quant_type for projection, kind in specs.items()},
     }
 
 
 def _described(spec: QuantSpec) -> dict[str, Any]:
-    """Return the parameters of a format for readers; values that are not numbers as text."""
+    """Return the parameters of a format for readers; infinities and NaN as text."""
     values = [v if abs(v) < float("inf") else str(v) for v in code_values(spec.quant_type)]
     return {
         "bits": spec.format.code_bits,
@@ -207,11 +207,11 @@ def _described(spec: QuantSpec) -> dict[str, Any]:
 
 
 def _rows(spec: QuantSpec) -> int:
-    """Return how many rows share a row of scales."""
+    """Return the number of rows that share a row of scales."""
     return spec.block if spec.tile == "square" and spec.block else 1
 
 
-# By preference: those that most programs read are first.
+# By preference: layouts that more programs read come first.
 LAYOUTS = {
     "compressed-tensors": Layout(
         _compressed_tensors,
@@ -220,6 +220,6 @@ LAYOUTS = {
         lambda specs: _compressed(specs).dtype,
     ),
     "fp8": Layout(_fp8("weight_scale_inv"), _fp8_config, _fp8_refusal),
-    # transformers, which would replace unknown tensors by random ones, finds no files.
+    # With the prefix, transformers finds no files; it would replace unknown tensors by random ones.
     "mqo": Layout(_own_tensors, _own_config, lambda specs: None, prefix="packed_"),
 }

@@ -1,4 +1,4 @@
-"""Weights of linear layers by transformers' names, and the layers that Megatron has them in."""
+"""Map weights of linear layers in transformers to Megatron's layers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 _WEIGHT = ".weight"
 _HEAD = "lm_head"
-_PLACE = re.compile(
+_MODULE = re.compile(
     r"model\.layers\.(?P<index>\d+)\.(?P<part>self_attn|mlp)\."
     r"(?:experts\.(?P<expert>\d+)\.|(?P<shared>shared_experts)\.)?(?P<name>\w+)"
 )
-# {a layer of Megatron's: its parts in transformers}, of which the first that is whole is meant:
-# latent attention has only a q_proj.
+# {Megatron's layer: its parts in transformers}. The first layer with all its parts counts: latent
+# attention has only a q_proj.
 _ATTENTION = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),
     "linear_q_proj": ("q_proj",),
@@ -28,8 +28,8 @@ _MLP = {"linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}
 class Projection:
     """The weight of a linear layer in transformers.
 
-    module: its name there, without `.weight`. shape: [out, in]. layer: Megatron's, as quant.toml
-    has it. parts: the modules that are this layer in Megatron, which has one weight of them, with
+    module: its name there, without `.weight`. shape: [out, in]. layer: Megatron's name, as in
+    quant.toml. parts: the modules that form this layer in Megatron, where they are one weight with
     one amax.
     """
 
@@ -40,50 +40,50 @@ class Projection:
 
     @property
     def is_head(self) -> bool:
-        """Whether it is the output layer's."""
+        """Whether it is the weight of the output layer."""
         return self.module == _HEAD
 
     @property
     def is_expert(self) -> bool:
-        """Whether it is a routed expert's."""
+        """Whether it is a weight of a routed expert."""
         return ".experts." in self.module
 
     @property
     def has_heads(self) -> bool:
-        """Whether Megatron's layer has the parts' rows one head after another."""
+        """Whether Megatron's layer interleaves the rows of the parts by head."""
         return self.layer.endswith("linear_qkv")
 
 
 def projections(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Projection]:
-    """Return {name of a weight: its projection}, of a model's tensors by name."""
+    """Return {name of a weight: its projection} for the tensors of a model, {name: shape}."""
     modules = {name.removesuffix(_WEIGHT) for name in shapes if name.endswith(_WEIGHT)}
-    found = {}
+    result = {}
     for module in sorted(modules):
-        if place := _place(module, modules):
+        if layer := _megatron_layer(module, modules):
             name = f"{module}{_WEIGHT}"
-            found[name] = Projection(module, shapes[name], *place)
-    return found
+            result[name] = Projection(module, shapes[name], *layer)
+    return result
 
 
-def _place(module: str, modules: set[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Return Megatron's layer that a module is part of, and the layer's parts; None of others."""
+def _megatron_layer(module: str, modules: set[str]) -> tuple[str, tuple[str, ...]] | None:
+    """Return the layer in Megatron that contains a module, and its parts; None for others."""
     if module == _HEAD:
         return "output_layer", (module,)
-    place = _PLACE.fullmatch(module)
-    if place is None:
+    match = _MODULE.fullmatch(module)
+    if match is None:
         return None
-    folder = module.removesuffix(place["name"])
-    for layer, parts in (_MLP if place["part"] == "mlp" else _ATTENTION).items():
+    folder = module.removesuffix(match["name"])
+    for layer, parts in (_MLP if match["part"] == "mlp" else _ATTENTION).items():
         whole = tuple(folder + part for part in parts)
-        if place["name"] in parts and modules.issuperset(whole):
-            return f"{_megatrons(place)}.{layer}", whole
-    return None  # a router's, say
+        if match["name"] in parts and modules.issuperset(whole):
+            return f"{_megatron_module(match)}.{layer}", whole
+    return None  # for example a router
 
 
-def _megatrons(place: re.Match[str]) -> str:
-    """Return what Megatron calls the module that has the layer."""
-    part = "self_attention" if place["part"] == "self_attn" else "mlp"
-    name = f"decoder.layers.{place['index']}.{part}"
-    if place["expert"]:
-        return f"{name}.experts.local_experts.{place['expert']}"
-    return f"{name}.{place['shared']}" if place["shared"] else name
+def _megatron_module(match: re.Match[str]) -> str:
+    """Return Megatron's name of the module that contains the layer."""
+    part = "self_attention" if match["part"] == "self_attn" else "mlp"
+    name = f"decoder.layers.{match['index']}.{part}"
+    if match["expert"]:
+        return f"{name}.experts.local_experts.{match['expert']}"
+    return f"{name}.{match['shared']}" if match["shared"] else name

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness on a saved model: which ones, and how the model answers them.
+"""Run tasks of lm-evaluation-harness on a saved model.
 
-Its package is imported only here, and only for tasks.
+Only this package imports the harness, and it is imported only for tasks.
 """

@@ -1,4 +1,4 @@
-"""A saved model as the harness asks it: how likely a text is, and what follows one."""
+"""A saved model with the harness's interface: log-likelihoods of texts, and generation."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
@@ -22,13 +22,13 @@ from ..load_model import batches, watched_step
 from .registry import GENERATED
 
 Told = Callable[[str, int, int], None]
-Row = tuple[Any, list[int], list[int]]  # what it is, the tokens before, those to be scored
+Scored = tuple[Any, list[int], list[int]]  # the harness's label, the context, the scored tokens
 
 
 class SavedModel(TemplateLM):
-    """A model on one process, in the arithmetic that its source has.
+    """A model on one process, with the quant types of its source.
 
-    `told` gets units, how many are done, and of how many.
+    `told` is called with the unit, the number that are done, and their total.
     """
 
     def __init__(self, model: Any, args: Namespace, tokenizer: Any, told: Told) -> None:
@@ -37,11 +37,11 @@ class SavedModel(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
-        """The token that ends a document, which is also the one before a text."""
+        """The token that ends a document and begins a text."""
         return self.tokenizer.eod
 
     def tok_encode(self, string: str, *rest: Any, **options: Any) -> list[int]:
-        """Return the token ids of a text as in training: without a token at its start."""
+        """Return the token ids of a text as in training, without a token at its start."""
         return [int(token) for token in self.tokenizer.tokenize(string)]
 
     def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
@@ -53,27 +53,27 @@ class SavedModel(TemplateLM):
             )
             rows += [(None, *make_disjoint_window(piece)) for piece in pieces]
             counts.append(len(rows))
-        found = [value for value, _ in self._loglikelihood_tokens(rows)]
-        return [sum(found[first:last]) for first, last in pairwise(counts)]
+        values = [value for value, _ in self._loglikelihood_tokens(rows)]
+        return [sum(values[first:last]) for first, last in pairwise(counts)]
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[Row], **options: Any
+        self, requests: Sequence[Scored], **options: Any
     ) -> list[tuple[float, bool]]:
-        """Return how likely each row's last tokens are, in nats, and whether all are the likeliest.
+        """Return the log-likelihood of the scored tokens, and whether all are the likeliest.
 
-        What a window has no room for is left out, from the first token on.
+        The first tokens are left out if a window is too short.
         """
         rows = [(self._cut(before, scored), len(scored)) for _, before, scored in requests]
-        found: dict[int, tuple[float, bool]] = {}
+        scores: dict[int, tuple[float, bool]] = {}
         done, total = 0, sum(len(tokens) - 1 for tokens, _ in rows)
         length = lambda n: len(rows[n][0])  # noqa: E731
-        # No padding: where an operand's blocks run along the tokens, it would change the others.
+        # No padding: with blocks along the tokens it would change the scales of other tokens.
         order = sorted(range(len(rows)), key=length)
         for batch in batches(order, self.args.micro_batch_size, length):
-            found |= zip(batch, self._score([rows[n] for n in batch]), strict=True)
+            scores |= zip(batch, self._score([rows[n] for n in batch]), strict=True)
             done += len(batch) * (length(batch[0]) - 1)
             self.told("tokens", done, total)
-        return [found[n] for n in range(len(rows))]
+        return [scores[n] for n in range(len(rows))]
 
     def _cut(self, before: list[int], scored: list[int]) -> list[int]:
         longest = self.args.seq_length
@@ -85,7 +85,7 @@ class SavedModel(TemplateLM):
         return (before + scored)[-(longest + 1) :]
 
     def _score(self, batch: Sequence[tuple[list[int], int]]) -> Iterator[tuple[float, bool]]:
-        """Score the last tokens, as many as each row says, of rows that are equally long."""
+        """Score the last tokens of rows of equal length; each row gives their number."""
         ids = torch.tensor([tokens for tokens, _ in batch], device=accelerator_type())
         tokens = ids[:, :-1].contiguous()
         positions = torch.arange(tokens.size(1), device=ids.device).expand_as(tokens)
@@ -98,15 +98,15 @@ class SavedModel(TemplateLM):
             yield -losses.double().sum().item(), bool((likeliest == wanted).all())
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """Generate the most likely tokens after each text, up to an end or a number."""
-        found = []
+        """Generate the most likely tokens after each text, up to a stop or a maximum length."""
+        answers = []
         for request in requests:
             context, options = request.args
-            asked = normalize_gen_kwargs(options, GENERATED)
-            stops = [stop for stop in handle_stop_sequences(asked.get("until"), None) if stop]
-            found.append(self._continued(context, stops, asked["max_gen_toks"]))
-            self.told("answers", len(found), len(requests))
-        return found
+            settings = normalize_gen_kwargs(options, GENERATED)
+            stops = [stop for stop in handle_stop_sequences(settings.get("until"), None) if stop]
+            answers.append(self._continued(context, stops, settings["max_gen_toks"]))
+            self.told("answers", len(answers), len(requests))
+        return answers
 
     def _continued(self, context: str, stops: list[str], count: int) -> str:
         room = self.args.seq_length - count

@@ -1,4 +1,4 @@
-"""What the harness measures of a model on tasks, as rows."""
+"""Score a model on the harness's tasks."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -16,24 +16,24 @@ STDERR = "_stderr"
 def evaluate(
     model: SavedModel, loaded: Mapping[str, Any], limit: int | None, shots: int | None
 ) -> list[dict[str, Any]]:
-    """Return a row for each task and metric; `limit` is in documents of a task.
+    """Return a row for each task and metric, from at most `limit` documents per task.
 
-    `shots` examples come before a question, unless a task allows none.
+    `shots` examples precede each question, unless a task allows none.
     """
     for task in loaded["tasks"].values():
         own = task.get_config("num_fewshot")
         if own is None or (own and shots is not None):
             task.set_config("num_fewshot", shots or 0)
         task.set_fewshot_seed(DEFAULT_OTHER_SEED)
-    # The harness would fork this process, which has torch's threads, to draw samples for standard
-    # errors, and could wait for such a child forever. Without it draws the same ones.
+    # To draw samples for standard errors, the harness would fork this process, which has torch's
+    # threads, and could wait for the child forever. Without forks the samples are the same.
     os.environ["DISABLE_MULTIPROC"] = "1"
-    found = lm_eval.evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
-    return list(_rows(found))
+    results = lm_eval.evaluate(lm=model, task_dict=loaded, limit=limit, log_samples=False)
+    return list(_rows(results))
 
 
-def _rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    for task, values in found["results"].items():
+def _rows(results: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for task, values in results["results"].items():
         for key, value in values.items():
             metric, comma, filtered = key.partition(",")
             if not comma or metric.endswith(STDERR):
@@ -46,11 +46,11 @@ def _rows(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 "value": _plain(value),
                 "stderr": error if isinstance(error, float) else None,
                 "documents": values["sample_len"],
-                "shots": found["n-shot"].get(task),
-                "version": found["versions"].get(task),
+                "shots": results["n-shot"].get(task),
+                "version": results["versions"].get(task),
             }
 
 
 def _plain(value: Any) -> float | str:
-    """Return a value for JSON: metrics may be NumPy's, or any type of a task's own code."""
+    """Convert a metric for JSON: it may be NumPy's, or any type of a task's code."""
     return float(value) if isinstance(value, Real) else str(value)

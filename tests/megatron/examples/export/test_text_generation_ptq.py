@@ -124,18 +124,18 @@ def test_a_quantized_checkpoint_is_refused(quantized):
         "--calib-size", 2, "--calib-length", 16,
     )  # fmt: skip
     assert code == 2
-    assert "is quantized already. Expected: one that is not." in err
+    assert f"{place / 'saved'} is already quantized. Expected: an unquantized one." in err
     assert not (place / "again").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--save", "new", "--export-format", "hf"], "both of them, or neither"),
-        ([], "Nothing is to be written"),
-        (["--save", "hf"], "hf is there already"),
-        (["--save", "new", "--dequantized"], "--export-format hf beside it"),
-        (["--save", "new", "--tokenizer-model", "."], "no tokenizer.json in ."),
+        (["--save", "new", "--export-format", "hf"], "--export-format is hf, --export-dir missing"),
+        ([], "Expected: --save, --export-dir"),
+        (["--save", "hf"], "^hf already exists"),
+        (["--save", "new", "--dequantized"], "--export-format hf with --dequantized"),
+        (["--save", "new", "--tokenizer-model", "."], r"^\. .*tokenizer\.json"),
     ],
 )
 def test_what_does_not_go_together_is_found_first(program, place, monkeypatch, words, message):
@@ -148,7 +148,7 @@ def test_what_does_not_go_together_is_found_first(program, place, monkeypatch, w
 def test_a_folder_that_is_no_model_is_refused(tmp_path):
     code, _, err = run("--load", tmp_path, "--save", tmp_path / "new", "--export-quant-cfg", "fp8")
     assert code == 2
-    assert f"no checkpoint in {tmp_path}" in err and "Traceback" not in err
+    assert str(tmp_path) in err and "Traceback" not in err
 
 
 def test_a_target_appears_whole_or_not_at_all(program, vendored, tmp_path):

@@ -75,7 +75,7 @@ def test_transformers_computes_with_our_values(folder, tmp_path, quant_type):
     small = tmp_path / "packed"
     small.mkdir()
     if folder.name == "deepseek" and not COMPRESSED[quant_type].reads_experts:
-        with pytest.raises(PtqError, match=r"reads experts in .* with other values"):
+        with pytest.raises(PtqError, match=rf"experts in {COMPRESSED[quant_type].name} "):
             write(folder, small, quant_type=quant_type, layout=layout)
         assert list(small.iterdir()) == []
         assert write(folder, small, quant_type=quant_type)["layout"] == "mqo"
@@ -104,7 +104,7 @@ def test_transformers_own_layout_has_our_values_too(folder, tmp_path, quant_type
     small = tmp_path / "packed"
     small.mkdir()
     if folder.name == "deepseek":  # squares that its rows do not fill
-        with pytest.raises(PtqError, match=r"kv_a_proj_with_mqa.*other squares"):
+        with pytest.raises(PtqError, match=r"kv_a_proj_with_mqa, \[\d+, \d+\]"):
             write(folder, small, quant_type=quant_type, layout="fp8")
         return
     write(folder, small, quant_type=quant_type, layout="fp8")
@@ -217,10 +217,10 @@ def test_several_types_go_into_our_layout(folder, tmp_path):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[asked]\nqk = "mxfp8"', "quantized no weight"),
+        ('[asked]\nqk = "mxfp8"', "no weight"),
         (
             '[asked]\nfprop = "mxfp8"\n[schedule]\nfprop = "mxfp8 until 3, then none"',
-            "quantized no",
+            "no weight",
         ),
         (
             '[asked]\nfprop = "mxfp8"\n[operands]\n"fprop.weight" = { rounding = "stochastic" }',
@@ -237,12 +237,12 @@ def test_what_packed_weights_cannot_repeat_is_refused(folder, tmp_path, text, sa
 
 def test_squares_that_span_heads_are_refused(folder, tmp_path):
     text = '[asked]\nfprop = "fp8_block"\n[operands]\n"fprop.weight" = { tile = "square" }'
-    with pytest.raises(PtqError, match="span the parts"):
+    with pytest.raises(PtqError, match=r"Squares of 128 .*\.linear_"):
         write(folder, tmp_path, config=parse(text))
 
 
 def test_a_layout_that_cannot_hold_a_type_says_which_can(folder, tmp_path):
     for layout in set(LAYOUTS) - {"mqo"}:
-        with pytest.raises(PtqError, match=r"has no hif4.*--layout mqo"):
+        with pytest.raises(PtqError, match=rf"{layout} .* hif4.*--layout mqo"):
             write(folder, tmp_path, quant_type="hif4", layout=layout)
     assert list(tmp_path.iterdir()) == []

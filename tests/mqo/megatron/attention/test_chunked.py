@@ -118,7 +118,7 @@ def assert_as_unfused(tensors, quant_type, tolerance=1e-6, moved=0):
         gemm_operands("pv", quant_type, layer).rhs(value),
         scores=Scores(SCALE),
         visible=Visible((Span(0, sq, 0),)),
-        probs=Given(parts.place, parts.spec, parts.shape, parts.seed, parts.amax),
+        probs=Given(parts.key, parts.spec, parts.shape, parts.seed, parts.amax),
     )
     assert error(found, expected) < tolerance
     for one, other in zip(gradients(found, tensors), right, strict=True):

@@ -113,7 +113,7 @@ def test_quantized_operands_are_tagged_with_what_they_are_rounded_to():
     site = SimpleNamespace(lhs="x", rhs="weight")
     spec = SimpleNamespace(spec=SimpleNamespace(quant_type="hif4"))
     real = SimpleNamespace(
-        site=site, _how=lambda operand: spec, lhs=torch.exp, rhs=torch.neg, save="kept"
+        site=site, _operand_spec=lambda operand: spec, lhs=torch.exp, rhs=torch.neg, save="kept"
     )
     tags = Tags()
     operands = tagging(lambda *args: real, tags)("fprop", "hif4", SimpleNamespace(mqo_layer="a"))

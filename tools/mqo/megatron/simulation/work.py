@@ -99,7 +99,7 @@ class TaggedOperands:
 def quant_type_of(operands: Any, side: str) -> str:
     """Return the quant type of one operand of a GEMM; "none" if it is not quantized."""
     site = getattr(operands, "site", None)
-    return "none" if site is None else operands._how(getattr(site, side)).spec.quant_type
+    return "none" if site is None else operands._operand_spec(getattr(site, side)).spec.quant_type
 
 
 def tagging(real: Callable[..., Any], tags: Tags) -> Callable[..., Any]:

@@ -1,8 +1,7 @@
 """The quantizers for the CPU, compiled by numba: every format, rounding and kind of scale.
 
-They give the reference's bits for every input, and need no C compiler. Unlike the reference they
-give them under torch.set_flush_denormal(True), too, as if it were not set; but a scale of the
-tensor follows from an amax that is flushed.
+Their bits equal the reference's for every input; they need no C compiler. Unlike the reference,
+they ignore torch.set_flush_denormal(True), except that a tensor's scale uses the flushed amax.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ import torch
 from torch import Tensor
 
 from mqo.quant.cpu import kernels
-from mqo.quant.cpu.arithmetic import EXPONENT, NAN, ONE, UNIT, How
+from mqo.quant.cpu.arithmetic import EXPONENT, NAN, ONE, UNIT, Scheme
 from mqo.quant.cpu.compile import kernel
-from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_plain
+from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_usable
 from mqo.quant.cpu.steps import RUN, TILE, VECTOR
 from mqo.quant.cpu.threads import launch
 from mqo.quant.formats import ELEMENTS, SCALE_EXPONENT_MIN, TaperedFormat, minifloat
@@ -40,12 +39,12 @@ def qdq(
     seed: int | None = None,
     amax: Tensor | None = None,
 ) -> Tensor | None:
-    """Return what `backend.fake_quantize` does, which checks the arguments; None: not supported.
+    """Quantize as `backend.fake_quantize`, which checks the arguments; return None if unsupported.
 
-    Not supported are tapered formats to nearest-even, tapered elements but HiFloat8's, and tensors
-    that are not plain ones in this machine's memory. `out` may be `x`, not overlap it otherwise.
+    Unsupported are tapered formats with nearest-even, tapered elements other than HiFloat8's, and
+    tensors whose memory is not usable. `out` may be `x`, but must not overlap it otherwise.
     """
-    if not _supported(x, spec, axis) or not (out is None or is_plain(out)):
+    if not _supported(x, spec, axis) or not (out is None or is_usable(out)):
         return None
     target = torch.empty_like(x) if out is None else out
     if x.numel() == 0:
@@ -63,7 +62,7 @@ def qdq(
     else:
         _dense(x, result, spec, axis, scales, seed)
     if out is not None and not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # autograd did not see what was written
+        torch.autograd.graph.increment_version(out)  # autograd did not see the write
     return target
 
 
@@ -75,52 +74,52 @@ def _supported(x: Tensor, spec: QuantSpec, axis: int) -> bool:
         not (tapered and (element.name != "hif8" or spec.rounding == "nearest-even"))
         and not (drawn_squares and 0 < axis % x.dim() < x.dim() - 1)
         and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and is_plain(x)
+        and is_usable(x)
     )
 
 
-def _in_place(x: Tensor, *how: Any) -> Tensor:
-    """Quantize a tensor without gaps, and return it."""
-    _dense(x, x, *how)
+def _in_place(x: Tensor, *arguments: Any) -> Tensor:
+    """Quantize a dense tensor in place, and return it."""
+    _dense(x, x, *arguments)
     return x
 
 
 def _dense(
     x: Tensor, out: Tensor, spec: QuantSpec, axis: int, scales: _Scales, seed: int | None
 ) -> None:
-    """Quantize `x` into `out`, both of the same strides and without gaps."""
+    """Quantize `x` into `out`, both dense and with the same strides."""
     if spec.rounding == "stochastic" and not x.is_contiguous():
-        # An element draws by its index, which is its place in memory then.
+        # Draws depend on the index, which is the position in memory of a contiguous tensor.
         out.copy_(_in_place(x.contiguous(), spec, axis, scales, seed))
         return
-    how = _how(spec)
+    scheme = _scheme(spec)
     constants = (*_constants(spec), *scales, signed(seed or 0))
-    if how == ("none", "nearest-away", "tapered"):
+    if scheme == ("none", "nearest-away", "tapered"):
         _hif8(x, out, constants[_TOP])
         return
     if spec.block is None:
-        _rows(x, out, how, constants, RUN, x.numel())
+        _rows(x, out, scheme, constants, RUN, x.numel())
         return
     width = _matrix_width(x, axis) if spec.tile == "square" else None
     order = memory_order(x)
     sizes = [x.shape[i] for i in order]
-    place = order.index(axis % x.dim())
-    size, inner = sizes[place], prod(sizes[place + 1 :])
+    position = order.index(axis % x.dim())
+    size, inner = sizes[position], prod(sizes[position + 1 :])
     if width:
-        _squares(x, out, how, constants, spec.block, width)
+        _squares(x, out, scheme, constants, spec.block, width)
     elif spec.tile == "square" or (1 < inner < NARROW and spec.rounding != "stochastic"):
         moved = x.movedim(axis, -1).contiguous()
         out.copy_(_in_place(moved, spec, -1, scales, seed).movedim(-1, axis))
     elif inner == 1:
-        _rows(x, out, how, constants, spec.block, size)
+        _rows(x, out, scheme, constants, spec.block, size)
     else:
-        _columns(x, out, how, constants, spec.block, size, inner)
+        _columns(x, out, scheme, constants, spec.block, size, inner)
 
 
 def _matrix_width(x: Tensor, axis: int) -> int | None:
-    """Return the row length of the matrix of `axis` and the others in order; None if it is none.
+    """Return the row length of the matrix of `axis` and all other axes; None if memory has none.
 
-    Either may be its rows: squares are the same.
+    Either of the two may be the rows: squares are the same.
     """
     if x.movedim(axis, -1).is_contiguous():
         return x.shape[axis]
@@ -138,29 +137,31 @@ def _hif8(x: Tensor, out: Tensor, top: int) -> None:
 _Ints = tuple[int, ...]
 
 
-def _rows(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, size: int) -> None:
+def _rows(x: Tensor, out: Tensor, scheme: Scheme, constants: _Ints, block: int, size: int) -> None:
     total = x.numel()
     if size == total or size % block == 0:
-        size = ROW  # no block crosses from one such row to the next, wherever the real ones end
+        size = ROW  # no block spans two rows of this size, wherever the real rows end
     units, grain = -(-total // size), -(-GRAIN // size)
     entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *constants)
-    launch(kernel(kernels.rows, 8 * x.itemsize, block, how), units, grain, *entries)
+    launch(kernel(kernels.rows, 8 * x.itemsize, block, scheme), units, grain, *entries)
 
 
-def _squares(x: Tensor, out: Tensor, how: How, constants: _Ints, block: int, width: int) -> None:
+def _squares(
+    x: Tensor, out: Tensor, scheme: Scheme, constants: _Ints, block: int, width: int
+) -> None:
     height = x.numel() // width
-    if 8 * x.itemsize * block <= VECTOR:  # several side by side: what is read at once is longer
-        _columns(x, out, how, constants, block, height, width, side=block)
+    if 8 * x.itemsize * block <= VECTOR:  # several squares at once, for longer reads
+        _columns(x, out, scheme, constants, block, height, width, side=block)
         return
     units, grain = -(-height // block), -(-GRAIN // (block * width))
     entries = (x.data_ptr(), out.data_ptr(), width, height, 0, 0, *constants)
-    launch(kernel(kernels.squares, 8 * x.itemsize, block, how), units, grain, *entries)
+    launch(kernel(kernels.squares, 8 * x.itemsize, block, scheme), units, grain, *entries)
 
 
 def _columns(
     x: Tensor,
     out: Tensor,
-    how: How,
+    scheme: Scheme,
     constants: _Ints,
     block: int,
     size: int,
@@ -172,7 +173,7 @@ def _columns(
     units = total // (size * inner) * blocks * tiles
     grain = -(-GRAIN // (block * min(TILE, inner)))
     entries = (x.data_ptr(), out.data_ptr(), size, inner, blocks, tiles, *constants)
-    launch(kernel(kernels.columns, 8 * x.itemsize, block, how, side), units, grain, *entries)
+    launch(kernel(kernels.columns, 8 * x.itemsize, block, scheme, side), units, grain, *entries)
 
 
 # -- constants ---------------------------------------------------------------------------------
@@ -182,18 +183,18 @@ _TOP = 2
 
 
 @functools.cache
-def _how(spec: QuantSpec) -> How:
+def _scheme(spec: QuantSpec) -> Scheme:
     element, scale = spec.format.element, spec.format.scale
     if isinstance(element, TaperedFormat):
-        return How("tensor" if spec.tensor_scale else scale, spec.rounding_mode, "tapered")
+        return Scheme("tensor" if spec.tensor_scale else scale, spec.rounding_mode, "tapered")
     if scale == "power-of-two":
         scale = "e8m0"
-    return How(scale, spec.rounding_mode, "complement" if element.complement else "minifloat")
+    return Scheme(scale, spec.rounding_mode, "complement" if element.complement else "minifloat")
 
 
 @functools.cache
 def _constants(spec: QuantSpec) -> _Ints:
-    """Return carry, emax, top, floor, steps: see arithmetic.py."""
+    """Return carry, emax, top, floor and steps; see arithmetic.py."""
     element = spec.format.element
     if isinstance(element, TaperedFormat):
         top = EXPONENT if spec.overflow == "inf" else _pattern(2.0**element.max_exponent)
@@ -208,7 +209,7 @@ def _constants(spec: QuantSpec) -> _Ints:
 
 
 def _tensor_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> _Scales:
-    """Return `first` and `second`, which follow from the tensor's amax: scales.py defines them."""
+    """Compute `first` and `second` from the tensor's amax, as defined in scales.py."""
     kind = spec.format.scale
     if not (spec.format.needs_tensor_amax or (kind == "none" and spec.tensor_scale)):
         return (0, 0)

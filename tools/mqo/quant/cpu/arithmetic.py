@@ -1,21 +1,21 @@
 """The arithmetic of the kernels, on vectors: scales and rounding of every format.
 
-All formats are computed alike. A magnitude is multiplied by `up`, clamped to the largest element,
-rounded to an element and multiplied by `down`; both factors follow from the amax of a block, or are
-the tensor's. Where an amax is no number, `down` is NaN. The kernels see to it that subnormals count
-(`emit_normal_floats`), so float32 arithmetic is the reference's, bit for bit.
+All formats use the same steps. A magnitude is multiplied by `up`, clamped to the largest element,
+rounded to an element and multiplied by `down`; both factors depend on the amax of a block or of the
+tensor. If an amax is NaN or infinite, `down` is NaN. The kernels do not flush subnormals
+(`emit_normal_floats`), so float32 arithmetic equals the reference's, bit for bit.
 
-Numbers are float32 patterns, and whole numbers of 2^23, the unit of an exponent. CONSTANTS names
-those that a call has:
+Numbers are float32 patterns, and integers in units of 2^23, the unit of an exponent. CONSTANTS
+lists the constants of a call:
 
-    carry    e8m0: what a scale rule adds to the pattern of amax, so that it rounds up where due
+    carry    e8m0: added to the pattern of amax, so that it rounds up by the scale rule
     emax     e8m0: of the element
     top      the pattern of the largest element
     floor    the pattern of the smallest normal element
-    steps    23 - m, for an element of m mantissa bits
-    first    tensor: its `up`; two-level: what scales an amax to E4M3
-    second   tensor: its `down`; two-level: what a block's scale is multiplied by
-    seed     of stochastic rounding
+    steps    23 - m, for an element with m mantissa bits
+    first    tensor: its `up`; two-level: the factor of amax to E4M3
+    second   tensor: its `down`; two-level: the factor of a block's scale
+    seed     for stochastic rounding
 """
 
 import functools
@@ -39,8 +39,8 @@ _WORD = ir.IntType(32)
 _TWO_TO_24 = 0x4B800000
 
 
-class How(NamedTuple):
-    """What a kernel is compiled for: the kind of scale, the rounding, and the kind of element."""
+class Scheme(NamedTuple):
+    """The compile-time parameters of a kernel: kind of scale, rounding, and kind of element."""
 
     scale: str
     rounding: str
@@ -48,17 +48,17 @@ class How(NamedTuple):
 
     @property
     def has_amax(self) -> bool:
-        """Whether the scales follow from the amax of blocks."""
+        """Whether the scales depend on the amax of blocks."""
         return self.scale not in ("none", "tensor")
 
     @property
     def groups(self) -> int:
-        """How many runs of a block have factors of their own."""
+        """The number of runs of a block with separate factors."""
         return 16 if self.scale == "hif4" else 1
 
     @property
     def exact(self) -> bool:
-        """Whether bfloat16 holds what becomes of a bfloat16."""
+        """Whether the results for bfloat16 inputs are exact in bfloat16."""
         return self.scale not in ("fp32", "tensor", "two-level")
 
 
@@ -75,35 +75,35 @@ class Constants(NamedTuple):
     seed: ir.Value
 
     @classmethod
-    def of(cls, builder: ir.IRBuilder, values: ir.Value) -> "Constants":
-        """Take a kernel's tuple apart."""
+    def from_tuple(cls, builder: ir.IRBuilder, values: ir.Value) -> "Constants":
+        """Unpack a kernel's tuple."""
         parts = [builder.extract_value(values, i) for i in range(len(CONSTANTS))]
         words = [scalar(builder, value) for value in parts[:-1]]
         return cls._make([*words, parts[-1]])
 
     def like(self, other: Lanes) -> "Constants":
-        """Return them as vectors of other's type, but for the seed."""
+        """Return them as vectors of other's type, except the seed."""
         return Constants._make([*(word.like(other) for word in self[:-1]), self.seed])
 
 
 def scalar(builder: ir.IRBuilder, value: ir.Value) -> Lanes:
-    """Take a number out of an argument, which is 64 bits wide."""
+    """Return the low 32 bits of a 64-bit argument."""
     return Lanes(builder, builder.trunc(value, _WORD))
 
 
 # -- scales ------------------------------------------------------------------------------------
 
 
-def plan(how: How, amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
-    """Return up and down; `scales.py` defines each kind."""
-    if not how.has_amax:
+def plan(scheme: Scheme, amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
+    """Return up and down; scales.py defines each kind."""
+    if not scheme.has_amax:
         return c.first, c.second
-    up, down = _FACTORS[how.scale](amax, c)
+    up, down = _FACTORS[scheme.scale](amax, c)
     return up, amax.constant(NAN).where(amax > EXPONENT - 1, down)
 
 
 def _e8m0(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
-    # The fraction of a subnormal amax, of which only 2^-127 and more counts, begins a bit lower.
+    # The fraction of a subnormal amax (only 2^-127 and above matter) begins one bit lower.
     amax = ((amax << 1) - UNIT).maximum(0).where(amax < UNIT, amax)
     scale = (((amax + c.carry) & EXPONENT) - c.emax).maximum(0).minimum(254 * UNIT)
     return _inverse_power(scale), scale.maximum(HALF)
@@ -129,12 +129,12 @@ _FACTORS = {
 
 
 def _inverse_power(pattern: Lanes) -> Lanes:
-    """Return 2^-e for the pattern of 2^e, or for 0, which stands for 2^-127."""
+    """Return 2^-e for the pattern of 2^e; the pattern 0 means 2^-127."""
     return (pattern.constant(254 * UNIT) - pattern).maximum(HALF)
 
 
 def _hif4(amax: Lanes) -> tuple[Lanes, Lanes]:
-    """Return the first level's up and down, of blocks with that amax."""
+    """Return the first level's up and down for blocks with this amax."""
     scale = to_bf16(amax.times(amax.constant(0x3E120000)))  # 1/7 as a bfloat16
     scale = scale.maximum(0x27800000).minimum(0x47400000)  # 2^-48, 49152
     scale = scale.round_off(((scale & EXPONENT) + 21 * UNIT) | HALF)
@@ -143,7 +143,7 @@ def _hif4(amax: Lanes) -> tuple[Lanes, Lanes]:
 
 
 def _hif4_levels(first: tuple[Lanes, Lanes], eight: Lanes, four: Lanes) -> tuple[Lanes, Lanes]:
-    """Return up and down of groups of 4 elements; `eight` and `four` are the amax around them."""
+    """Return up and down of groups of 4 elements; `eight` and `four` are amax of their groups."""
     up, down = first
     for amax, least in ((eight, 0x40800000), (four, 0x40000000)):  # 4, 2
         larger = amax.times(up) > least - 1
@@ -153,11 +153,11 @@ def _hif4_levels(first: tuple[Lanes, Lanes], eight: Lanes, four: Lanes) -> tuple
 
 
 def hif4_of_row(parts: list[list[Lanes]], amax: Lanes, bits: int) -> list[tuple[Lanes, Lanes]]:
-    """Return up and down of each word of a block, whose parts are given."""
+    """Return up and down for each word of a block, given as parts."""
     up, down = (factor.like(parts[0][0]) for factor in _hif4(amax))
     factors = []
     for halves in parts:
-        # A lane has one element, or two; neighbors have the rest of a group of 4, and of 8.
+        # A lane has one or two elements; its neighbors have the rest of a group of 4 and of 8.
         largest = functools.reduce(Lanes.maximum, halves)
         groups = []
         for distance in (1, 2, 4) if bits == 32 else (1, 2):
@@ -168,7 +168,7 @@ def hif4_of_row(parts: list[list[Lanes]], amax: Lanes, bits: int) -> list[tuple[
 
 
 def hif4_of_columns(fours: list[Lanes]) -> list[tuple[Lanes, Lanes]]:
-    """Return up and down of each 4 rows of a block, whose amax are given."""
+    """Return up and down for each 4 rows of a block, from their amax."""
     first = _hif4(functools.reduce(Lanes.maximum, fours))
     pairs = zip(fours[::2], fours[1::2], strict=True)
     eights = [a.maximum(b) for a, b in pairs for _ in range(2)]
@@ -178,50 +178,52 @@ def hif4_of_columns(fours: list[Lanes]) -> list[tuple[Lanes, Lanes]]:
 # -- rounding ----------------------------------------------------------------------------------
 
 
-def quantize(how: How, part: Lanes, up: Lanes, down: Lanes, c: Constants, place: Lanes) -> Lanes:
+def quantize(
+    scheme: Scheme, part: Lanes, up: Lanes, down: Lanes, c: Constants, index: Lanes
+) -> Lanes:
     """Return the quantized magnitudes of `part`."""
-    scaled = part if how.scale == "none" else part.times(up)
-    if how.scale == "hif4":
+    scaled = part if scheme.scale == "none" else part.times(up)
+    if scheme.scale == "hif4":
         scaled = to_bf16(scaled)
-    if how.element == "tapered":
-        return _tapered(how, part, scaled, down, c, place)
+    if scheme.element == "tapered":
+        return _tapered(scheme, part, scaled, down, c, index)
     scaled = scaled.minimum(c.top)
     power = (scaled & EXPONENT).maximum(c.floor)
-    return _round(how, scaled, power, c.steps, c, place).times(down)
+    return _round(scheme, scaled, power, c.steps, c, index).times(down)
 
 
 def _tapered(
-    how: How, part: Lanes, scaled: Lanes, down: Lanes, c: Constants, place: Lanes
+    scheme: Scheme, part: Lanes, scaled: Lanes, down: Lanes, c: Constants, index: Lanes
 ) -> Lanes:
-    """Round with the widths of HiFloat8; `top` is what overflow makes of what is too large."""
-    scaled = scaled.minimum(0x47800000)  # 2^16: all that is larger overflows, too
+    """Round with the widths of HiFloat8; `top` is the result of overflow."""
+    scaled = scaled.minimum(0x47800000)  # 2^16: all larger values overflow, too
     power = (scaled & EXPONENT).maximum(0x34800000).minimum(0x47000000)  # 2^-22, 2^15
     distance = (power - ONE).absolute()
     steps = power.constant(20 * UNIT)
     for width, exponent in ((2, 3), (1, 7), (0, 15)):
         steps = power.constant((23 - width) * UNIT).where(distance > exponent * UNIT, steps)
-    rounded = _round(how, scaled, power, steps, c, place)
+    rounded = _round(scheme, scaled, power, steps, c, index)
     rounded = c.top.where(rounded > 0x47000000, rounded)
-    if how.scale == "tensor":
+    if scheme.scale == "tensor":
         rounded = rounded.times(down)
     return part.where(part > EXPONENT, rounded)
 
 
 def _round(
-    how: How, scaled: Lanes, power: Lanes, steps: Lanes, c: Constants, place: Lanes
+    scheme: Scheme, scaled: Lanes, power: Lanes, steps: Lanes, c: Constants, index: Lanes
 ) -> Lanes:
     """Round to multiples of a quantum: `power` without its `steps` of 2^23."""
-    if how.rounding == "stochastic":
-        return _round_by_draw(scaled, power, steps, _draw(c.seed, place))
-    if how.rounding == "nearest-away":
-        # That takes a tie up and nothing else anywhere, as halves of a quantum end in zeros.
+    if scheme.rounding == "stochastic":
+        return _round_by_draw(scaled, power, steps, _draw(c.seed, index))
+    if scheme.rounding == "nearest-away":
+        # This rounds ties up and changes nothing else, because halves of a quantum end in zeros.
         scaled = scaled | 1
-    # Adding 1.5 times a power of two whose last bit is the quantum, and taking it off.
+    # Add 1.5 times the power of two whose last bit is the quantum, and subtract it again.
     return scaled.round_off((power + steps) | HALF)
 
 
 def _round_by_draw(scaled: Lanes, power: Lanes, steps: Lanes, draw: Lanes) -> Lanes:
-    """Go up where the draw is less than the share of a quantum, in whole 2^-24."""
+    """Round up if the draw is less than the share of a quantum, in units of 2^-24."""
     quantum = power - (steps.constant(23 * UNIT) - steps)
     count = scaled.times(_inverse_power(quantum))
     lower = count.whole()
@@ -229,9 +231,9 @@ def _round_by_draw(scaled: Lanes, power: Lanes, steps: Lanes, draw: Lanes) -> La
     return (lower + lower.constant(1).where(draw < share, 0)).float().times(quantum)
 
 
-def _draw(seed: ir.Value, place: Lanes) -> Lanes:
-    """Return what stochastic.draws has for the elements at `place`, int64, as 32-bit integers."""
-    z = Lanes(place.builder, seed).like(place) + (place + 1) * 0x9E3779B97F4A7C15
+def _draw(seed: ir.Value, index: Lanes) -> Lanes:
+    """Return the draws of stochastic.py for elements at `index`, int64, as 32-bit integers."""
+    z = Lanes(index.builder, seed).like(index) + (index + 1) * 0x9E3779B97F4A7C15
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
     return ((z ^ (z >> 31)) >> 40).narrowed(_WORD)
@@ -240,7 +242,7 @@ def _draw(seed: ir.Value, place: Lanes) -> Lanes:
 def to_bf16(pattern: Lanes) -> Lanes:
     """Round a number to the nearest bfloat16, ties to even.
 
-    A NaN has to be one that bfloat16 has.
+    A NaN must be one that bfloat16 can represent.
     """
     return (pattern + ((pattern >> 16) & 1) + 0x7FFF) & 0xFFFF0000
 
@@ -249,12 +251,12 @@ def to_bf16(pattern: Lanes) -> Lanes:
 
 
 def hif8(word: Lanes, limit: Lanes, shift: int) -> Lanes:
-    """Round float32 patterns, or their upper halves with a shift of 16."""
-    one, unit, largest, smallest = (
+    """Round float32 patterns, or, with a shift of 16, their upper halves."""
+    one_pattern, unit, largest, smallest = (
         pattern >> shift for pattern in (ONE, UNIT, 0x47000000, 0x34800000)
     )
     magnitude = word & (MAGNITUDE >> shift)
-    distance = ((magnitude & (EXPONENT >> shift)) - one).absolute()
+    distance = ((magnitude & (EXPONENT >> shift)) - one_pattern).absolute()
     half = word.constant(unit >> 4)
     for width, exponent in ((2, 3), (1, 7), (0, 15)):
         half = word.constant(unit >> (width + 1)).where(distance > exponent * unit, half)

@@ -1,4 +1,4 @@
-"""Compiles the kernels, and keeps the machine code on disk for the next process."""
+"""Compile the kernels, and cache the machine code on disk for the next process."""
 
 import ctypes
 import functools
@@ -21,14 +21,14 @@ from numba.core.ccallback import CFunc
 from numba.core.compiler import CompileResult
 
 CACHE_VARIABLE = "MQO_KERNEL_CACHE"
-MOST_BYTES = 16 << 20  # of a kernel on disk; they have about 50 KB
+MOST_BYTES = 16 << 20  # limit for a kernel on disk; kernels have about 50 KB
 
 Kernel = Callable[[int], None]
 
 
 @functools.cache
 def kernel(make: Callable[..., Kernel], *parameters: object) -> Kernel:
-    """Compile what `make(*parameters)` returns; it holds no lock of Python's while it runs."""
+    """Compile the function that `make(*parameters)` returns; it runs without Python's lock."""
     function = make(*parameters)
     compiled = CFunc(function, ((types.int64,), types.void), {}, {"error_model": "numpy"})
     if cache_folder() is not None:
@@ -41,12 +41,12 @@ def kernel(make: Callable[..., Kernel], *parameters: object) -> Kernel:
 
 @functools.cache
 def cache_folder() -> Path | None:
-    """Return where compiled kernels are kept, or None if nothing can be written.
+    """Return the folder of compiled kernels, or None if it cannot be written.
 
-    Numba would put them next to the source and know them by its path. But a run's source is a
-    read-only copy at a path of its own, and would compile everything again. Here the folder is
-    MQO_KERNEL_CACHE, else one in the user's cache, and the source's text is what counts. A flipped
-    bit of machine code ends the process, so each file begins with the SHA-256 of the rest.
+    Numba's cache is next to the source and depends on its path. But the source of a run is a
+    read-only copy at a new path, and would be compiled again. Here the folder is MQO_KERNEL_CACHE,
+    or one in the user's cache, and files depend on the text of the source. A flipped bit of machine
+    code crashes the process, so each file begins with the SHA-256 of the rest.
     """
     given = os.environ.get(CACHE_VARIABLE)
     user = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -54,7 +54,7 @@ def cache_folder() -> Path | None:
         folder = (Path(given) if given else Path(user, "mqo", "kernels")).expanduser()
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
-    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+    except (OSError, RuntimeError):  # RuntimeError: the user has no home
         return None
     return folder
 
@@ -68,13 +68,13 @@ def _source_digest() -> str:
 
 
 class _Cache:
-    """The file of a kernel, instead of numba's cache. A kernel that cannot be read is compiled."""
+    """The file of a kernel, instead of numba's cache. An unreadable kernel is compiled again."""
 
     def __init__(self, *key: object) -> None:
         self._key = key
 
     def _path(self, signature: object, codegen: Any) -> Path:
-        """Name the kernel, its source and the processor."""
+        """Return the path for this kernel, source and processor."""
         key = (_source_digest(), self._key, signature, codegen.magic_tuple())
         folder = cache_folder() or Path()
         return folder / f"{hashlib.sha256(repr(key).encode()).hexdigest()}.kernel"
@@ -84,7 +84,7 @@ class _Cache:
         try:
             content = _read(self._path(signature, target.codegen()))
             return content and CompileResult._rebuild(target, *pickle.loads(content))
-        except Exception:  # damaged files fail in as many ways as unpickling does
+        except Exception:  # unpickling a damaged file can raise anything
             return None
 
     def save_overload(self, signature: object, data: Any) -> None:
@@ -103,9 +103,9 @@ class _Cache:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return what a file holds after its digest; None unless this user wrote it whole.
+    """Return the content of a file after its digest; None unless this user wrote all of it.
 
-    It is code: that of another user counts as damaged. So do pipes, devices and huge files.
+    It is code, so files of other users count as damaged, and so do pipes, devices and huge files.
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     with os.fdopen(handle, "rb") as file:

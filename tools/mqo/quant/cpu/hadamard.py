@@ -1,6 +1,6 @@
 """The random Hadamard transform for the CPU: the reference's bits for finite values.
 
-Unlike the reference it keeps subnormals under torch.set_flush_denormal(True), too.
+Unlike the reference, it also keeps subnormals under torch.set_flush_denormal(True).
 """
 
 import functools
@@ -13,15 +13,15 @@ from torch import Tensor
 from mqo.quant.cpu.compile import kernel
 from mqo.quant.cpu.hadamard_kernels import PEAK, hadamard_columns, hadamard_rows
 from mqo.quant.cpu.hadamard_steps import LINE, span_of
-from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_plain
+from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_usable
 from mqo.quant.cpu.steps import TILE
 from mqo.quant.cpu.threads import launch
 from mqo.quant.hadamard import factor_of, signs_of
 from mqo.quant.spec import Hadamard
 from mqo.quant.strides import is_dense, memory_order
 
-# Columns of larger results are written past the caches. A cache would read each line before it is
-# overwritten, and has few places for rows that are a power of two apart: twice the time.
+# Columns of larger results bypass the caches. A cache reads each line before it is overwritten, and
+# has few slots for rows that are a power of two apart, which would double the time.
 STREAM_BYTES = 1 << 23
 
 
@@ -33,12 +33,12 @@ def transform(
     seed: int | None,
     amax: Tensor | None,
 ) -> bool:
-    """Write what `hadamard.transform` returns to `out`, and its largest magnitude to `amax`.
+    """Write the result of `hadamard.transform` to `out`, and its amax to `amax`.
 
-    That function checks the arguments. False for tensors that are not plain ones in this machine's
-    memory: nothing is written.
+    That function checks the arguments. Return False, and write nothing, if the memory of a tensor
+    is not usable.
     """
-    if not all(is_plain(tensor) for tensor in (x, out, amax) if tensor is not None):
+    if not all(is_usable(tensor) for tensor in (x, out, amax) if tensor is not None):
         return False
     result = out.detach()
     x = _laid_out(x.detach(), axis)
@@ -51,15 +51,15 @@ def transform(
     if target is not result:
         result.copy_(target)
     if not out.is_inference():
-        torch.autograd.graph.increment_version(out)  # autograd did not see what was written
+        torch.autograd.graph.increment_version(out)  # autograd did not see the write
     if amax is not None:
         largest = torch.tensor(pattern, dtype=torch.int32).view(torch.float32)
-        amax.copy_(largest.to(out.dtype))  # float16 is rounded behind the kernel
+        amax.copy_(largest.to(out.dtype))  # float16 is rounded after the kernel
     return True
 
 
 def _laid_out(x: Tensor, axis: int) -> Tensor:
-    """Return `x` in a dtype and in memory that the kernels take."""
+    """Return `x` in a dtype and a memory layout that the kernels support."""
     x = x.float() if x.dtype == torch.float16 else x
     x = x if is_dense(x) else x.contiguous()
     order = memory_order(x)
@@ -72,16 +72,16 @@ def _laid_out(x: Tensor, axis: int) -> Tensor:
 def _dense(
     x: Tensor, out: Tensor, hadamard: Hadamard, axis: int, factor: Tensor, seed: int | None
 ) -> int:
-    """Transform `x` into `out`, both without gaps and with axes in the same order of memory.
+    """Transform `x` into `out`, both dense and with the same memory order of axes.
 
-    Return the pattern of the result's largest magnitude.
+    Return the pattern of the amax of the result.
     """
     order = memory_order(x)
     bits, points, size, padded = 8 * x.itemsize, hadamard.points, x.shape[axis], out.shape[axis]
     inner = prod(x.shape[i] for i in order[order.index(axis % x.dim()) + 1 :])
     if inner == 1:
         if size == padded:
-            size = padded = ROW  # no block crosses from one such row to the next
+            size = padded = ROW  # no block spans two rows of this size
         run = kernel(hadamard_rows, bits, points)
         units, grain = -(-x.numel() // size), -(-GRAIN // size)
     else:
@@ -98,7 +98,7 @@ def _dense(
 
 @functools.lru_cache(maxsize=64)  # both operands of a GEMM have the same seed
 def _signs(hadamard: Hadamard, seed: int | None, bits: int, across: bool) -> array:
-    """Return what elements are XORed with: those of a row's span, or a word for each of a column's.
+    """Return the sign bits: one per element of a row's span, or a word per element of a column.
 
     A column's word changes the signs of all elements in a word of a row.
     """

@@ -1,11 +1,10 @@
-"""The loops around the steps of the Hadamard transform; kernels.py says what a kernel is.
+"""The loops around the steps of the Hadamard transform; kernels.py explains kernels.
 
 table: counter, units, grain, source, target, size, padded, inner, total elements, signs, factor,
 peak.
 
-`size` is the length of the axis, and `padded` that of the result's. `signs` is an address, `factor`
-a pattern; hadamard_steps.py says what of. `peak` becomes the pattern of the result's largest
-magnitude.
+`size` is the length of the axis, and `padded` its length in the result. `signs` is an address and
+`factor` a pattern, see hadamard_steps.py. `peak` becomes the pattern of the amax of the result.
 """
 
 from collections.abc import Callable
@@ -24,24 +23,24 @@ from mqo.quant.cpu.hadamard_steps import (
 from mqo.quant.cpu.kernels import clear, copy, field, inline, over_units, raise_to
 from mqo.quant.cpu.steps import TILE, emit_block_amax, step
 
-PEAK = 11  # its place in a table
+PEAK = 11  # its index in a table
 
 
 def _keep_peak(bits: int) -> Callable:
-    """Return what takes the vector of a thread's largest magnitudes into the table."""
+    """Return a function that merges the vector of a thread's largest magnitudes into the table."""
     largest = step(emit_block_amax, types.int64, bits=bits, block=line_elements(bits))
 
     @inline
     def keep_peak(table, peak) -> None:
-        found = largest(peak)
-        if found > field(table, PEAK):  # seldom so: threads need not wait for each other
-            raise_to(table + 8 * PEAK, found)
+        value = largest(peak)
+        if value > field(table, PEAK):  # rare, so threads seldom wait for each other
+            raise_to(table + 8 * PEAK, value)
 
     return keep_peak
 
 
 def hadamard_rows(bits: int, points: int) -> Callable[[int], None]:
-    """Transform blocks along the memory. Units are rows; a result's has `padded` elements.
+    """Transform blocks along the memory. Units are rows, of `padded` elements in the result.
 
     The last row may be shorter: there are `total` elements.
     """
@@ -72,10 +71,10 @@ def hadamard_rows(bits: int, points: int) -> Callable[[int], None]:
 
 
 def hadamard_columns(bits: int, points: int, stream: bool) -> Callable[[int], None]:
-    """Transform blocks across the memory, of `inner` columns side by side.
+    """Transform blocks across the memory, in `inner` adjacent columns.
 
-    A unit is a tile: up to TILE columns of one row of blocks. `stream` is to write past the caches,
-    to a target whose rows begin at multiples of LINE.
+    A unit is a tile: up to TILE columns of one row of blocks. `stream` writes bypass the caches, to
+    a target whose rows begin at multiples of LINE.
     """
     keep_peak = _keep_peak(bits)
     width, strip = bits // 8, line_elements(bits)
@@ -87,13 +86,13 @@ def hadamard_columns(bits: int, points: int, stream: bool) -> Callable[[int], No
     @inline
     def part(target, source, pitch, height, count, signs, factor, scratch) -> None:
         """Transform `count` columns, up to a strip, of `height` rows, in a copy."""
-        place = scratch + spare
-        clear(place, points * LINE)
+        rows = scratch + spare
+        clear(rows, points * LINE)
         for i in range(height):
-            copy(place + i * LINE, source + i * pitch, count * width)
-        in_copy(place, place, LINE, 1, signs, factor, scratch, scratch + peak_at)
+            copy(rows + i * LINE, source + i * pitch, count * width)
+        in_copy(rows, rows, LINE, 1, signs, factor, scratch, scratch + peak_at)
         for i in range(points):
-            copy(target + i * pitch, place + i * LINE, count * width)
+            copy(target + i * pitch, rows + i * LINE, count * width)
 
     @inline
     def tile(table, unit, scratch) -> None:
@@ -120,7 +119,7 @@ def hadamard_columns(bits: int, points: int, stream: bool) -> Callable[[int], No
 
 
 def _strips(bits: int, points: int, stream: bool) -> Callable:
-    """Return what transforms strips of columns side by side, by way of float32 in `scratch`."""
+    """Return a function that transforms adjacent strips of columns, using float32 in `scratch`."""
     strip_bytes = _strip_bytes(bits, points)
     row_bytes = strip_bytes // points
     first = step(emit_first_rows, bits=bits)
@@ -128,15 +127,15 @@ def _strips(bits: int, points: int, stream: bool) -> Callable:
 
     @inline
     def strips(target, source, pitch, count, signs, factor, scratch, peak) -> None:
-        """Transform `count` strips; the next row is `pitch` bytes further on."""
+        """Transform `count` strips; rows are `pitch` bytes apart."""
         for row in range(0, points, GROUP):
             for s in range(count):
-                place = scratch + s * strip_bytes + row * row_bytes
-                first(place, source + row * pitch + s * LINE, pitch, signs + row * 4)
+                registers = scratch + s * strip_bytes + row * row_bytes
+                first(registers, source + row * pitch + s * LINE, pitch, signs + row * 4)
         for s in range(count):
             for row in range(GROUP):
-                place = scratch + s * strip_bytes + row * row_bytes
-                last(target + row * pitch + s * LINE, place, pitch, factor, peak)
+                registers = scratch + s * strip_bytes + row * row_bytes
+                last(target + row * pitch + s * LINE, registers, pitch, factor, peak)
 
     return strips
 
@@ -147,6 +146,6 @@ def _strip_bytes(bits: int, points: int) -> int:
 
 
 def _strips_together(points: int) -> int:
-    """Return how many strips are read before any of them is written."""
-    # Rows of a power of two share few places of a cache: of many, more is to be read at once.
+    """Return the number of strips to read before any of them is written."""
+    # Rows a power of two apart share few slots of a cache: with many rows, read more at once.
     return 1 if points == GROUP else 4

@@ -1,8 +1,8 @@
 """The inner steps of the Hadamard transform, as LLVM IR: signs, butterflies, factor, rounding.
 
-`hadamard.py` of the folder above defines the transform, and the order of its operations. A vector
-of 32-bit words holds one register of elements for float32, and two for bfloat16: those in the lower
-halves of the words come first.
+hadamard.py in the folder above defines the transform, and the order of its operations. A vector of
+32-bit words holds one register of elements for float32, and two for bfloat16: first those in the
+lower halves of the words.
 """
 
 from llvmlite import ir
@@ -19,20 +19,20 @@ _ADDRESS = ir.IntType(64)
 
 
 def line_elements(bits: int) -> int:
-    """Return how many elements a vector in memory has."""
+    """Return the number of elements of a vector in memory."""
     return VECTOR // bits
 
 
 def span_of(points: int, bits: int) -> int:
-    """Return how many elements in a row one `emit_row` handles."""
+    """Return the number of elements in a row that one `emit_row` handles."""
     return max(points, 2 * line_elements(bits))
 
 
 def emit_row(builder, target, source, signs, factor, peak, bits, points) -> None:
-    """Transform `span_of` elements, one behind the other; the target may be the source.
+    """Transform `span_of` consecutive elements; the target may be the source.
 
-    `signs` is the address of a pattern for each of these elements, to be XORed with it. The vector
-    at `peak` becomes as large as the largest magnitudes before they are rounded.
+    `signs` is the address of a pattern per element, with which it is XORed. The vector at `peak` is
+    raised to the largest magnitudes.
     """
     offsets = range(0, span_of(points, bits) * bits // 8, LINE)
     values = []
@@ -45,10 +45,10 @@ def emit_row(builder, target, source, signs, factor, peak, bits, points) -> None
 
 
 def emit_first_rows(builder, target, source, pitch, signs, bits) -> None:
-    """Read GROUP rows of a vector each, `pitch` bytes apart, and do the butterflies among them.
+    """Read GROUP rows of one vector, `pitch` bytes apart, and compute the butterflies between them.
 
-    `signs` is the address of a word for each row, to be XORed with it. The registers are written
-    to `target`, one behind the other.
+    `signs` is the address of a word per row, with which it is XORed. The registers are written to
+    `target` one after another.
     """
     rows = []
     for i in range(GROUP):
@@ -64,18 +64,18 @@ def emit_first_rows(builder, target, source, pitch, signs, bits) -> None:
 
 
 def emit_last_rows(builder, target, source, pitch, factor, peak, bits, points, stream) -> None:
-    """Do the butterflies among one row of each group, and write them, rounded.
+    """Compute the butterflies between one row of each group, round the results, and write them.
 
-    `source` is where `emit_first_rows` put that row of the first group; the groups lie one behind
-    the other. `pitch` is the way in bytes between rows of the target; `peak` as in `emit_row`.
-    `stream` is for targets at multiples of LINE: they are written past the caches.
+    `source` is the address at which `emit_first_rows` wrote that row of the first group; the groups
+    follow one another. `pitch` is the distance in bytes between rows of the target; `peak` as in
+    `emit_row`. With `stream`, for targets at multiples of LINE, writes bypass the caches.
     """
     parts = 32 // bits
     groups = points // GROUP
     columns = []
     for part in range(parts):
-        places = [(g * GROUP * parts + part) * LINE for g in range(groups)]
-        values = [load(builder, _at(builder, source, place), 32, _COUNT) for place in places]
+        offsets = [(g * GROUP * parts + part) * LINE for g in range(groups)]
+        values = [load(builder, _at(builder, source, offset), 32, _COUNT) for offset in offsets]
         for distance in _powers(groups):
             values = _across(values, distance)
         columns.append(values)
@@ -88,7 +88,7 @@ def emit_last_rows(builder, target, source, pitch, factor, peak, bits, points, s
 
 
 def _butterflies(values: list[Lanes], stride: int, bits: int) -> list[Lanes]:
-    """Do those of elements that are `stride` apart in a row."""
+    """Compute the butterflies of elements that are `stride` apart in a row."""
     parts = 32 // bits
     if stride < parts:
         return _across(values, stride)
@@ -99,7 +99,7 @@ def _butterflies(values: list[Lanes], stride: int, bits: int) -> list[Lanes]:
 
 
 def _across(values: list[Lanes], distance: int) -> list[Lanes]:
-    """Do those of registers that are `distance` apart."""
+    """Compute the butterflies of registers that are `distance` apart."""
     done = list(values)
     for i, low in enumerate(values):
         if not i & distance:
@@ -109,7 +109,7 @@ def _across(values: list[Lanes], distance: int) -> list[Lanes]:
 
 
 def _powers(end: int) -> list[int]:
-    """Return the powers of two below `end`, which is one."""
+    """Return the powers of two below `end`, a power of two."""
     return [1 << i for i in range(end.bit_length() - 1)]
 
 
@@ -118,7 +118,7 @@ def _split(word: Lanes, bits: int) -> list[Lanes]:
 
 
 def _store(builder, targets, values, factor, peak, bits, stream=False) -> None:
-    """Multiply registers, and write them to `targets`, a vector each."""
+    """Multiply registers by the factor, and write one vector to each of `targets`."""
     by = scalar(builder, factor).like(values[0])
     values = [value.times(by) for value in values]
     if bits == 16:

@@ -1,16 +1,16 @@
-"""The loops around the inner steps, one function a kernel, and what a kernel's table holds.
+"""The loops around the inner steps: one function per kernel, and the entries of its table.
 
 A kernel takes the address of an int64 array and returns nothing. Several threads call it with the
 same array: its first entry is a counter from which they take their work, `grain` units at a time.
-Entries 9 to 16 are the constants of arithmetic.py. Where a rounding draws, the memory is in the
-order of the tensor's elements, so that an element's place in memory is its index.
+Entries 9 to 16 are the constants of arithmetic.py. For stochastic rounding, the memory is in the
+order of the tensor's elements, so an element's position in memory is its index.
 """
 
 from collections.abc import Callable
 
 from numba import njit, types
 
-from mqo.quant.cpu.arithmetic import CONSTANTS, How
+from mqo.quant.cpu.arithmetic import CONSTANTS, Scheme
 from mqo.quant.cpu.steps import (
     RUN,
     STRIP,
@@ -36,7 +36,7 @@ from mqo.quant.cpu.steps import (
     strip_bytes,
 )
 
-ENTRIES = 9  # of a table before the constants
+ENTRIES = 9  # number of entries of a table before the constants
 inline = njit(error_model="numpy", forceinline=True)
 
 field = step(emit_field, types.int64)
@@ -67,7 +67,7 @@ def _constants(table) -> tuple[int, ...]:
 
 
 def over_units(work: Callable, scratch_bytes: int) -> Callable[[int], None]:
-    """Return a kernel that does `work(table, unit, scratch)` for each unit of its thread."""
+    """Return a kernel that calls `work(table, unit, scratch)` for each unit of its thread."""
     stack = _stack(scratch_bytes)
 
     def run(table) -> None:
@@ -84,7 +84,7 @@ def over_units(work: Callable, scratch_bytes: int) -> Callable[[int], None]:
 
 
 def amax(bits: int) -> Callable[[int], None]:
-    """Write the pattern of a tensor's largest magnitude to entry 7 of the table.
+    """Write the pattern of a tensor's amax to entry 7 of the table.
 
     table: counter, units, grain, source, 0, size, total elements, amax.
     """
@@ -95,7 +95,7 @@ def amax(bits: int) -> Callable[[int], None]:
     def run(table) -> None:
         units, grain = field(table, 1), field(table, 2)
         source, size, total = field(table, 3), field(table, 5), field(table, 6)
-        scratch, found = stack(), 0
+        scratch, peak = stack(), 0
         while True:
             first = claim(table, grain)
             if first >= units:
@@ -103,27 +103,27 @@ def amax(bits: int) -> Callable[[int], None]:
             at = first * size
             end = min((first + grain) * size, total)
             while at + most <= end:
-                found = max(found, largest(source + at * width))
+                peak = max(peak, largest(source + at * width))
                 at += most
             if at < end:
                 clear(scratch, most * width)
                 copy(scratch, source + at * width, (end - at) * width)
-                found = max(found, largest(scratch))
-        raise_to(table + 7 * 8, found)
+                peak = max(peak, largest(scratch))
+        raise_to(table + 7 * 8, peak)
 
     return run
 
 
-def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
-    """Quantize blocks along the memory. Units are rows of `size` elements, the last maybe shorter.
+def rows(bits: int, block: int, scheme: Scheme) -> Callable[[int], None]:
+    """Quantize blocks along the memory. Units are rows of `size` elements; the last may be shorter.
 
     table: counter, units, grain, source, target, size, total elements, 0, 0, the constants.
     """
     width = bits // 8
     largest = step(emit_block_amax, types.int64, bits=bits, block=block)
-    one = step(emit_block_round, bits=bits, block=block, how=how)
-    several = step(emit_run_round, bits=bits, block=block, how=how)
-    has_amax = how.has_amax
+    single = step(emit_block_round, bits=bits, block=block, scheme=scheme)
+    several = step(emit_run_round, bits=bits, block=block, scheme=scheme)
+    has_amax = scheme.has_amax
     side_by_side = has_amax and block * bits < VECTOR
     span = RUN if side_by_side else block
 
@@ -132,7 +132,7 @@ def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
         if side_by_side:
             several(target, source, index, constants)
         else:
-            one(target, source, largest(source) if has_amax else 0, index, constants)
+            single(target, source, largest(source) if has_amax else 0, index, constants)
 
     @inline
     def row(table, unit, scratch) -> None:
@@ -153,38 +153,38 @@ def rows(bits: int, block: int, how: How) -> Callable[[int], None]:
     return over_units(row, span * width)
 
 
-def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
-    """Quantize squares of a matrix of `size` columns. A unit is a band of `block` rows, or fewer.
+def squares(bits: int, block: int, scheme: Scheme) -> Callable[[int], None]:
+    """Quantize squares of a matrix of `size` columns. A unit is a band of up to `block` rows.
 
     table: counter, units, grain, source, target, size, height, 0, 0, the constants.
     """
     width = bits // 8
     largest = step(emit_block_amax, types.int64, bits=bits, block=block)
-    quantize = step(emit_block_round, bits=bits, block=block, how=how)
+    quantize = step(emit_block_round, bits=bits, block=block, scheme=scheme)
     pitch = block * width  # of a copy
 
     @inline
     def square(target, source, index, size, height, constants) -> None:
         """Quantize a square in rows of `size` elements."""
-        found = 0
+        peak = 0
         for i in range(height):
-            found = max(found, largest(source + i * size * width))
+            peak = max(peak, largest(source + i * size * width))
         for i in range(height):
             at = i * size
-            quantize(target + at * width, source + at * width, found, index + at, constants)
+            quantize(target + at * width, source + at * width, peak, index + at, constants)
 
     @inline
     def part_of_square(target, source, index, size, height, count, scratch, constants) -> None:
-        """Quantize `count` columns, less than a square has, in a copy."""
-        found = 0
+        """Quantize `count` columns, fewer than in a square, in a copy."""
+        peak = 0
         clear(scratch, block * pitch)
         for i in range(height):
             copy(scratch + i * pitch, source + i * size * width, count * width)
-            found = max(found, largest(scratch + i * pitch))
+            peak = max(peak, largest(scratch + i * pitch))
         for i in range(height):
-            place = scratch + i * pitch
-            quantize(place, place, found, index + i * size, constants)
-            copy(target + i * size * width, place, count * width)
+            line = scratch + i * pitch
+            quantize(line, line, peak, index + i * size, constants)
+            copy(target + i * size * width, line, count * width)
 
     @inline
     def band(table, unit, scratch) -> None:
@@ -193,8 +193,8 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
         start = unit * block * size
         source, target = field(table, 3) + start * width, field(table, 4) + start * width
         for at in range(0, size // block * block, block):
-            place = at * width
-            square(target + place, source + place, start + at, size, height, constants)
+            offset = at * width
+            square(target + offset, source + offset, start + at, size, height, constants)
         rest = size % block
         if rest:
             at = size - rest
@@ -204,22 +204,22 @@ def squares(bits: int, block: int, how: How) -> Callable[[int], None]:
     return over_units(band, block * pitch)
 
 
-def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], None]:
-    """Quantize blocks across the memory, of `inner` columns side by side, read in rows.
+def columns(bits: int, block: int, scheme: Scheme, side: int = 1) -> Callable[[int], None]:
+    """Quantize blocks across the memory, in `inner` adjacent columns, read in rows.
 
-    A block is `side` columns wide, which are a vector or less. A unit is a tile: up to TILE columns
-    of one row of blocks.
+    A block is `side` columns wide, at most a vector. A unit is a tile: up to TILE columns of one
+    row of blocks.
     table: counter, units, grain, source, target, size, inner, blocks, tiles, the constants.
     """
     width = bits // 8
-    strip_width, plans = STRIP * width, TILE // STRIP * strip_bytes(how)
-    strips = _strips(bits, block, how, side)
+    strip_width, plans = STRIP * width, TILE // STRIP * strip_bytes(scheme)
+    strips = _strips(bits, block, scheme, side)
 
     @inline
     def rest_of_row(target, source, index, inner, height, count, scratch, constants) -> None:
-        """Quantize less than a strip, `count` elements wide, in a copy."""
+        """Quantize a part of a strip, `count` elements wide, in a copy."""
         spare, pitch = scratch + plans, inner * width
-        if side > 1:  # what lies beside them there is in their blocks
+        if side > 1:  # the elements next to them in the copy belong to their blocks
             clear(spare, block * strip_width)
         for i in range(height):
             copy(spare + i * strip_width, source + i * pitch, count * width)
@@ -247,39 +247,39 @@ def columns(bits: int, block: int, how: How, side: int = 1) -> Callable[[int], N
     return over_units(tile, plans + block * strip_width)
 
 
-def _strips(bits: int, block: int, how: How, side: int) -> Callable:
-    """Return what quantizes strips of columns side by side, `side` of them in one block."""
+def _strips(bits: int, block: int, scheme: Scheme, side: int) -> Callable:
+    """Return a function that quantizes adjacent strips of columns, `side` columns per block."""
     strip_width = STRIP * bits // 8
-    run_rows, group, plan_bytes = block // how.groups, group_bytes(), strip_bytes(how)
+    run_rows, group, plan_bytes = block // scheme.groups, group_bytes(), strip_bytes(scheme)
     take = step(emit_strip_amax, bits=bits)
-    plan = step(emit_strip_plan, bits=bits, how=how, side=side)
-    quantize = step(emit_strip_round, bits=bits, how=how)
+    plan = step(emit_strip_plan, bits=bits, scheme=scheme, side=side)
+    quantize = step(emit_strip_round, bits=bits, scheme=scheme)
 
     @inline
     def strips(target, source, index, pitch, stride, height, count, scratch, constants) -> None:
-        """Quantize `height` rows of `count` strips, the next row `pitch` bytes further on.
+        """Quantize `height` rows of `count` strips; rows are `pitch` bytes apart.
 
-        `stride` is the way from a row to the next one in the draws.
+        `stride` is the distance between rows in the draws.
         """
         clear(scratch, count * plan_bytes)
         for i in range(height):
             for s in range(count):
-                place = scratch + s * plan_bytes + i // run_rows * group
-                take(place, source + i * pitch + s * strip_width)
+                address = scratch + s * plan_bytes + i // run_rows * group
+                take(address, source + i * pitch + s * strip_width)
         for s in range(count):
             plan(scratch + s * plan_bytes, constants)
         for i in range(height):
             for s in range(count):
                 at = i * pitch + s * strip_width
-                place = scratch + s * plan_bytes + i // run_rows * group
+                address = scratch + s * plan_bytes + i // run_rows * group
                 drawn = index + i * stride + s * STRIP
-                quantize(target + at, source + at, place, drawn, constants)
+                quantize(target + at, source + at, address, drawn, constants)
 
     return strips
 
 
 def hif8(bits: int) -> Callable[[int], None]:
-    """Round to HiFloat8, nearest, without a scale. Units are rows of `size` elements, or fewer.
+    """Round to the nearest HiFloat8, without a scale. Units are rows of up to `size` elements.
 
     table: counter, units, grain, source, target, size, total elements, limit.
     """

@@ -1,8 +1,7 @@
-"""Vectors of integers in LLVM IR, with Python's operators: what the kernels' inner steps emit.
+"""Vectors of integers in LLVM IR, with Python's operators, for the inner steps of the kernels.
 
-LLVM's vectorizer gives up on some of these loops (a maximum over a block comes out scalar, and a
-result in the place of its input runs one by one); vectors written as such become whatever vector
-instructions the machine has.
+LLVM does not vectorize some of these loops (such as a maximum over a block, or a result that
+overwrites its input); explicit vectors become the vector instructions of the machine.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ _INDEX = ir.IntType(32)
 
 
 class Lanes:
-    """An integer, or a vector of them, that code in the making computes; a mask is one of bits."""
+    """An integer, or a vector of them, in emitted code; a mask is a vector of bits."""
 
     def __init__(self, builder: ir.IRBuilder, value: ir.Value) -> None:
         self.builder = builder
@@ -41,7 +40,7 @@ class Lanes:
         return self._operate("shl", other)
 
     def __rshift__(self, other: Lanes | int) -> Lanes:
-        """Shift right; zeros come in."""
+        """Shift right, filling with zeros."""
         return self._operate("lshr", other)
 
     def __lt__(self, other: Lanes | int) -> Lanes:
@@ -57,15 +56,15 @@ class Lanes:
         return self._compare("==", other)
 
     def where(self, mask: Lanes, other: Lanes | int) -> Lanes:
-        """Keep these where `mask` is set, and take `other` elsewhere."""
+        """Keep the lanes where `mask` is set, and take `other` elsewhere."""
         return self._new(self.builder.select(mask.value, self.value, self._lift(other)))
 
     def maximum(self, other: Lanes | int) -> Lanes:
-        """Return the larger of each two signed integers."""
+        """Return the larger signed integer of each lane."""
         return self._call("smax", self._lift(other))
 
     def minimum(self, other: Lanes | int) -> Lanes:
-        """Return the smaller of each two signed integers."""
+        """Return the smaller signed integer of each lane."""
         return self._call("smin", self._lift(other))
 
     def absolute(self) -> Lanes:
@@ -79,7 +78,7 @@ class Lanes:
         return self._new(_call(self.builder, name, kind.element, [self.value]))
 
     def like(self, other: Lanes) -> Lanes:
-        """Repeat a scalar in a vector of other's type, and leave it one where other is."""
+        """Repeat a scalar in a vector of other's type; return the scalar if other is a scalar."""
         kind = other.value.type
         if not isinstance(kind, ir.VectorType):
             return self
@@ -89,14 +88,14 @@ class Lanes:
         return self._new(self.builder.shuffle_vector(first, empty, zeros))
 
     def swapped(self, distance: int) -> Lanes:
-        """Exchange each two lanes that are `distance`, a power of two, apart."""
+        """Swap lanes that are `distance`, a power of two, apart."""
         kind = self.value.type
         order = [lane ^ distance for lane in range(kind.count)]
         mask = ir.Constant(ir.VectorType(_INDEX, kind.count), order)
         return self._new(self.builder.shuffle_vector(self.value, self.value, mask))
 
     def cut(self, bits: int) -> Lanes:
-        """Return the same vector as one of integers of `bits` bits."""
+        """Return the same vector as integers of `bits` bits."""
         count = self.count * self._width // bits
         return self._new(self.builder.bitcast(self.value, ir.VectorType(ir.IntType(bits), count)))
 
@@ -106,7 +105,7 @@ class Lanes:
 
     @property
     def count(self) -> int:
-        """How many lanes there are."""
+        """The number of lanes."""
         return self.value.type.count
 
     @property
@@ -115,7 +114,7 @@ class Lanes:
 
     @classmethod
     def counting(cls, builder: ir.IRBuilder, start: ir.Value, offsets: list[int]) -> Lanes:
-        """Return a vector of `start` and an offset in each lane."""
+        """Return a vector of `start` plus an offset in each lane."""
         kind = ir.VectorType(start.type, len(offsets))
         steps = Lanes(builder, ir.Constant(kind, offsets))
         return Lanes(builder, start).like(steps) + steps
@@ -124,7 +123,7 @@ class Lanes:
         """Return the low bits of each lane."""
         return self._new(self.builder.trunc(self.value, self._shaped(kind)))
 
-    # -- the patterns read as float32, without contraction: what the machine gives is IEEE's -----
+    # -- the patterns as float32, without contraction: results are exactly IEEE's ---------------
 
     def times(self, other: Lanes) -> Lanes:
         """Multiply."""
@@ -143,10 +142,10 @@ class Lanes:
         return self._float("fsub", other)
 
     def sums_and_differences(self, distance: int) -> Lanes:
-        """Replace each two lanes that are `distance`, a power of two, apart by a + b and a - b."""
+        """Replace lanes that are `distance`, a power of two, apart by a + b and a - b."""
         kind = self._shaped(ir.FloatType())
         signs = [-1.0 if lane & distance else 1.0 for lane in range(self.count)]
-        # b + 1 a and a + (-1) b. The products are exact: an fma, where there is one, is the sum.
+        # b + 1 a and a + (-1) b. The products are exact, so an fma gives the same sum.
         factors = [self.value, ir.Constant(kind, signs), self.swapped(distance).value]
         floats = [self.builder.bitcast(factor, kind) for factor in factors]
         name = f"llvm.fmuladd.{_suffix(kind)}"
@@ -159,12 +158,12 @@ class Lanes:
         return self._float("fadd", addend).minus(addend)
 
     def whole(self) -> Lanes:
-        """Return the integers below numbers that are not negative."""
+        """Round nonnegative numbers down to integers."""
         floats = self.builder.bitcast(self.value, self._shaped(ir.FloatType()))
         return self._new(self.builder.fptosi(floats, self.value.type))
 
     def float(self) -> Lanes:
-        """Return integers as numbers."""
+        """Convert integers to float32."""
         floats = self.builder.sitofp(self.value, self._shaped(ir.FloatType()))
         return self._new(self.builder.bitcast(floats, self.value.type))
 
@@ -173,19 +172,19 @@ class Lanes:
         return self._new(self._lift(value))
 
     def store(self, address: ir.Value) -> None:
-        """Write to an address, an int64, whatever its alignment."""
+        """Write to an address, an int64 of any alignment."""
         pointer = self.builder.inttoptr(address, self.value.type.as_pointer())
         self.builder.store(self.value, pointer, align=1)
 
     def stream(self, address: ir.Value) -> None:
-        """Write past the caches to an address, an int64 and a multiple of the vector's size."""
+        """Write, bypassing the caches, to an int64 address at a multiple of the vector size."""
         pointer = self.builder.inttoptr(address, self.value.type.as_pointer())
         store = self.builder.store(self.value, pointer, align=self.count * self._width // 8)
-        one = ir.Constant(_INDEX, 1)
-        store.set_metadata("nontemporal", self.builder.module.add_metadata([one]))
+        metadata = ir.Constant(_INDEX, 1)
+        store.set_metadata("nontemporal", self.builder.module.add_metadata([metadata]))
 
     def _shaped(self, kind: ir.Type) -> ir.Type:
-        """Return `kind`, or a vector of it where this is one."""
+        """Return `kind`, or a vector of it if this is a vector."""
         vector = isinstance(self.value.type, ir.VectorType)
         return ir.VectorType(kind, self.count) if vector else kind
 
@@ -216,7 +215,7 @@ class Lanes:
 
 
 def load(builder: ir.IRBuilder, address: ir.Value, bits: int, count: int) -> Lanes:
-    """Read a vector of `count` integers of `bits` bits, whatever its alignment."""
+    """Read a vector of `count` integers of `bits` bits, of any alignment."""
     kind = ir.VectorType(ir.IntType(bits), count)
     return Lanes(builder, builder.load(builder.inttoptr(address, kind.as_pointer()), align=1))
 

@@ -1,15 +1,15 @@
-"""Whose memory the kernels may use, and in what pieces they take it."""
+"""Which tensors' memory the kernels may use, and in what sizes."""
 
 import torch
 from torch import Tensor
 
-ROW = 1 << 12  # elements of a row where the memory has no rows of its own; a multiple of any block
+ROW = 1 << 12  # elements of a row if the memory has no rows; a multiple of any block
 GRAIN = 1 << 16  # elements that a thread takes at a time
-NARROW = 16  # fewer columns than this side by side are turned into rows first
+NARROW = 16  # fewer adjacent columns than this are transposed first
 
 
-def is_plain(x: Tensor) -> bool:
-    """Return whether the memory of `x` can be used: not when traced, nor in a subclass."""
+def is_usable(x: Tensor) -> bool:
+    """Return whether kernels may use the memory of `x`; not if traced, or of a subclass."""
     return (
         type(x) in (Tensor, torch.nn.Parameter)
         and x.device.type == "cpu"

@@ -1,11 +1,11 @@
 """The inner steps of the kernels, as LLVM IR: load, amax, scale, round, store.
 
-Each `emit_*` writes the vector code of one step; `step` makes of it a function that numba's code
-can call. A vector holds the patterns of float32 as 32-bit integers, whatever dtype is in memory:
-two bfloat16 in a word are two parts, the upper and the lower half.
+Each `emit_*` writes the vector code of one step; `step` turns it into a function for numba code. A
+vector holds the patterns of float32 as 32-bit integers, for any dtype in memory: two bfloat16 in a
+word are two parts, the upper and the lower half.
 
-Arguments are int64: addresses, counts and float32 patterns. `constants` is a tuple of them, one for
-each name in CONSTANTS of arithmetic.py.
+Arguments are int64: addresses, counts and float32 patterns. `constants` is a tuple of these, one
+for each name in CONSTANTS of arithmetic.py.
 """
 
 import functools
@@ -21,7 +21,7 @@ from numba.extending import intrinsic
 from mqo.quant.cpu.arithmetic import (
     MAGNITUDE,
     Constants,
-    How,
+    Scheme,
     hif4_of_columns,
     hif4_of_row,
     hif8,
@@ -33,7 +33,7 @@ from mqo.quant.cpu.arithmetic import (
 from mqo.quant.cpu.lanes import Lanes, load
 
 STRIP = 64  # columns that one `strip_*` handles
-TILE = 256  # columns that are walked together, a few pages of rows at a time
+TILE = 256  # columns that are processed together, a few pages of rows at a time
 RUN = 64  # elements that one `emit_run_round` or `emit_hif8` handles
 VECTOR = 512  # bits of a vector; narrower machines use several registers for it
 
@@ -43,9 +43,9 @@ _ADDRESS = ir.IntType(64)
 
 
 def step(emit: Callable, result: types.Type = types.void, **fixed: Any) -> Callable:
-    """Make a function that emits code a function that numba's code can call.
+    """Turn a function that emits code into a function that numba code can call.
 
-    It has the arguments of `emit` but for the builder and what is `fixed`.
+    It has the arguments of `emit` except the builder and those in `fixed`.
     """
     code = emit.__code__
     names = [name for name in code.co_varnames[1 : code.co_argcount] if name not in fixed]
@@ -70,25 +70,25 @@ def step(emit: Callable, result: types.Type = types.void, **fixed: Any) -> Calla
 
 
 def emit_field(builder, table, index) -> ir.Value:
-    """Read an int64 of an array of them."""
+    """Read an entry of an int64 array."""
     address = builder.add(table, builder.mul(index, ir.Constant(_ADDRESS, 8)))
     return builder.load(builder.inttoptr(address, _ADDRESS.as_pointer()))
 
 
 def emit_claim(builder, counter, count) -> ir.Value:
-    """Add to a counter that threads share, and return what it was."""
+    """Add to a counter that threads share, and return its old value."""
     pointer = builder.inttoptr(counter, _ADDRESS.as_pointer())
     return builder.atomic_rmw("add", pointer, count, "monotonic")
 
 
 def emit_raise(builder, counter, value) -> None:
-    """Make a number that threads share as large as `value`, if it is less."""
+    """Raise a number that threads share to `value`, if it is smaller."""
     pointer = builder.inttoptr(counter, _ADDRESS.as_pointer())
     builder.atomic_rmw("max", pointer, value, "monotonic")
 
 
 def emit_stack(builder, size) -> ir.Value:
-    """Return the address of `size` bytes that last as long as the call."""
+    """Return the address of `size` bytes on the stack."""
     with builder.goto_entry_block():
         memory = builder.alloca(ir.ArrayType(ir.IntType(8), size))
         memory.align = VECTOR // 8
@@ -107,7 +107,7 @@ def emit_clear(builder, target, size) -> None:
 
 
 def emit_normal_floats(builder) -> ir.Value:
-    """Have this thread compute with subnormals, and return its mode before."""
+    """Stop this thread from flushing subnormals, and return its previous mode."""
     before = _mode(builder)
     # x86: flush-to-zero and denormals-are-zero; ARM: FZ.
     flags = {"x86_64": 0x8040, "aarch64": 1 << 24}.get(platform.machine(), 0)
@@ -123,9 +123,9 @@ def emit_restore_floats(builder, mode) -> None:
 
 def _mode(builder: ir.IRBuilder) -> ir.Value:
     if platform.machine() == "x86_64":
-        place = cgutils.alloca_once(builder, _WORD)
-        _call_x86(builder, "stmxcsr", place)
-        return builder.load(place)
+        pointer = cgutils.alloca_once(builder, _WORD)
+        _call_x86(builder, "stmxcsr", pointer)
+        return builder.load(pointer)
     if platform.machine() == "aarch64":
         return builder.call(_declared(builder, "llvm.aarch64.get.fpcr", _ADDRESS, []), [])
     return ir.Constant(_ADDRESS, 0)
@@ -139,79 +139,79 @@ def _set_mode(builder: ir.IRBuilder, mode: ir.Value) -> None:
         builder.call(_declared(builder, name, ir.VoidType(), [_ADDRESS]), [mode])
 
 
-def _call_x86(builder: ir.IRBuilder, name: str, place: ir.Value) -> None:
+def _call_x86(builder: ir.IRBuilder, name: str, pointer: ir.Value) -> None:
     byte = ir.IntType(8).as_pointer()
     function = _declared(builder, f"llvm.x86.sse.{name}", ir.VoidType(), [byte])
-    builder.call(function, [builder.bitcast(place, byte)])
+    builder.call(function, [builder.bitcast(pointer, byte)])
 
 
 def _declared(builder: ir.IRBuilder, name: str, result: ir.Type, kinds: list) -> ir.Function:
-    found = builder.module.globals.get(name)
-    return found or ir.Function(builder.module, ir.FunctionType(result, kinds), name)
+    function = builder.module.globals.get(name)
+    return function or ir.Function(builder.module, ir.FunctionType(result, kinds), name)
 
 
 # -- one block in a row ------------------------------------------------------------------------
 
 
 def emit_block_amax(builder, source, bits, block) -> ir.Value:
-    """Return the float32 pattern of the largest magnitude; above EXPONENT where there is a NaN."""
+    """Return the float32 pattern of the amax; it is above EXPONENT if there is a NaN."""
     parts = [part for word in _words(builder, source, bits, block) for part in _split(word, bits)]
     return builder.zext(functools.reduce(Lanes.maximum, parts).largest().value, _ADDRESS)
 
 
-def emit_block_round(builder, target, source, amax, index, constants, bits, block, how) -> None:
+def emit_block_round(builder, target, source, amax, index, constants, bits, block, scheme) -> None:
     """Quantize a block's elements; the target may be the source.
 
-    `amax` is what its scale follows from, `index` that of its first element in the draws.
+    `amax` determines its scale; `index` is the index of its first element in the draws.
     """
     words = _words(builder, source, bits, block)
     parts = [_split(word, bits) for word in words]
-    c = Constants.of(builder, constants)
-    if how.scale == "hif4":
+    c = Constants.from_tuple(builder, constants)
+    if scheme.scale == "hif4":
         factors = hif4_of_row(parts, scalar(builder, amax), bits)
     else:
-        up, down = plan(how, scalar(builder, amax), c)
+        up, down = plan(scheme, scalar(builder, amax), c)
         factors = [(up.like(words[0]), down.like(words[0]))] * len(words)
-    _store_row(builder, target, index, words, factors, c, bits, how)
+    _store_row(builder, target, index, words, factors, c, bits, scheme)
 
 
-def emit_run_round(builder, target, source, index, constants, bits, block, how) -> None:
-    """Quantize RUN elements, of which a vector has several blocks, and finds their scales at once.
+def emit_run_round(builder, target, source, index, constants, bits, block, scheme) -> None:
+    """Quantize RUN elements with several blocks per vector, whose scales are computed together.
 
-    The target may be the source; `index` is that of the first element in the draws.
+    The target may be the source; `index` is the index of the first element in the draws.
     """
     words = _words(builder, source, bits, RUN)
-    c = Constants.of(builder, constants)
+    c = Constants.from_tuple(builder, constants)
     factors = []
     for word in words:
         amax = functools.reduce(Lanes.maximum, _split(word, bits))
         for distance in (1, 2, 4):
             amax = amax.maximum(amax.swapped(distance)) if distance < block * bits // 32 else amax
-        factors.append(plan(how, amax, c.like(amax)))
-    _store_row(builder, target, index, words, factors, c, bits, how)
+        factors.append(plan(scheme, amax, c.like(amax)))
+    _store_row(builder, target, index, words, factors, c, bits, scheme)
 
 
-def _store_row(builder, target, index, words, factors, c, bits, how) -> None:
-    """Quantize words by the factors of each, and write them one behind the other."""
+def _store_row(builder, target, index, words, factors, c, bits, scheme) -> None:
+    """Quantize words by their factors, and write them one after another."""
     every = c.like(words[0])
     size = len(words) * words[0].count * 32 // bits
-    places = _places(builder, index, words, bits)
+    places = _indices(builder, index, words, bits)
     addresses = _addresses(builder, target, bits, size)
     for word, (up, down), at, address in zip(words, factors, places, addresses, strict=True):
         rounded = [
-            quantize(how, part, up, down, every, place)
-            for part, place in zip(_split(word, bits), at, strict=True)
+            quantize(scheme, part, up, down, every, element)
+            for part, element in zip(_split(word, bits), at, strict=True)
         ]
-        _join(how, rounded, word, bits).store(address)
+        _join(scheme, rounded, word, bits).store(address)
 
 
-# -- a strip of columns, each with a block of its own ------------------------------------------
-# Scratch holds two vectors of STRIP patterns for each group of rows: amax, which becomes up; down.
+# -- a strip of columns, each with its own block -----------------------------------------------
+# Scratch has two vectors of STRIP patterns for each group of rows: amax, replaced by up; and down.
 
 
-def strip_bytes(how: How) -> int:
+def strip_bytes(scheme: Scheme) -> int:
     """Return the size of a strip's scratch."""
-    return how.groups * group_bytes()
+    return scheme.groups * group_bytes()
 
 
 def group_bytes() -> int:
@@ -220,32 +220,32 @@ def group_bytes() -> int:
 
 
 def emit_strip_amax(builder, scratch, source, bits) -> None:
-    """Take a row into the columns' amax."""
+    """Update the amax of columns with a row."""
     for word, places in _strip(builder, source, scratch, bits):
-        for part, (place, _) in zip(_split(word, bits), places, strict=True):
-            load(builder, place, 32, _COUNT).maximum(part).store(place)
+        for part, (up, _) in zip(_split(word, bits), places, strict=True):
+            load(builder, up, 32, _COUNT).maximum(part).store(up)
 
 
-def emit_strip_plan(builder, scratch, constants, bits, how, side=1) -> None:
-    """Turn the columns' amax into up and down, which `side` columns, at most a vector, share."""
-    c = Constants.of(builder, constants)
+def emit_strip_plan(builder, scratch, constants, bits, scheme, side=1) -> None:
+    """Replace the amax of columns by up and down, which `side` columns, at most a vector, share."""
+    c = Constants.from_tuple(builder, constants)
     for _, places in _strip(builder, scratch, scratch, bits):
         if side > 1:
             _share_amax(builder, [up for up, _ in places], side * bits // 32)
-        for place in places:
-            groups = [_moved(builder, place, g * group_bytes()) for g in range(how.groups)]
+        for pair in places:
+            groups = [_moved(builder, pair, g * group_bytes()) for g in range(scheme.groups)]
             amax = [load(builder, up, 32, _COUNT) for up, _ in groups]
-            if how.scale == "hif4":
+            if scheme.scale == "hif4":
                 factors = hif4_of_columns(amax)
             else:
-                factors = [plan(how, amax[0], c.like(amax[0]))]
+                factors = [plan(scheme, amax[0], c.like(amax[0]))]
             for values, targets in zip(factors, groups, strict=True):
                 for value, address in zip(values, targets, strict=True):
                     value.store(address)
 
 
 def _share_amax(builder, places, lanes) -> None:
-    """Give each column the largest amax of the `lanes` words around it, each in all `places`."""
+    """Set each column's amax to the largest in its group of `lanes` words, over all `places`."""
     amax = functools.reduce(Lanes.maximum, [load(builder, at, 32, _COUNT) for at in places])
     for distance in (1, 2, 4, 8):
         amax = amax.maximum(amax.swapped(distance)) if distance < lanes else amax
@@ -253,18 +253,18 @@ def _share_amax(builder, places, lanes) -> None:
         amax.store(at)
 
 
-def emit_strip_round(builder, target, source, scratch, index, constants, bits, how) -> None:
-    """Quantize a row's elements; the target may be the source."""
+def emit_strip_round(builder, target, source, scratch, index, constants, bits, scheme) -> None:
+    """Quantize the elements of a row; the target may be the source."""
     strip = _strip(builder, source, scratch, bits)
-    every = Constants.of(builder, constants).like(strip[0][0])
-    draws = _places(builder, index, [word for word, _ in strip], bits)
+    every = Constants.from_tuple(builder, constants).like(strip[0][0])
+    draws = _indices(builder, index, [word for word, _ in strip], bits)
     targets = _addresses(builder, target, bits, STRIP)
     for (word, places), at, address in zip(strip, draws, targets, strict=True):
         rounded = []
-        for part, factors, place in zip(_split(word, bits), places, at, strict=True):
+        for part, factors, element in zip(_split(word, bits), places, at, strict=True):
             up, down = (load(builder, factor, 32, _COUNT) for factor in factors)
-            rounded.append(quantize(how, part, up, down, every, place))
-        _join(how, rounded, word, bits).store(address)
+            rounded.append(quantize(scheme, part, up, down, every, element))
+        _join(scheme, rounded, word, bits).store(address)
 
 
 # -- HiFloat8 without a scale ------------------------------------------------------------------
@@ -289,17 +289,17 @@ def _split(word: Lanes, bits: int) -> list[Lanes]:
     return [word & 0x7FFF0000, (word << 16) & 0x7FFF0000]
 
 
-def _join(how: How, parts: list[Lanes], word: Lanes, bits: int) -> Lanes:
+def _join(scheme: Scheme, parts: list[Lanes], word: Lanes, bits: int) -> Lanes:
     """Undo `_split`, with the signs of `word`."""
     signs = word & _twice(~MAGNITUDE, bits)
-    if how.element != "minifloat":  # zero has no sign
+    if scheme.element != "minifloat":  # zero has no sign
         keep = [
             signs.constant(sign).where(p > 0, 0) for sign, p in zip(_SIGNS, parts, strict=False)
         ]
         signs = signs & functools.reduce(Lanes.__or__, keep)
     if bits == 32:
         return parts[0] | signs
-    parts = parts if how.exact else [to_bf16(part) for part in parts]
+    parts = parts if scheme.exact else [to_bf16(part) for part in parts]
     return parts[0] | (parts[1] >> 16) | signs
 
 
@@ -312,7 +312,7 @@ def _twice(pattern: int, bits: int) -> int:
 
 
 def _lanes(bits: int, size: int) -> int:
-    """Return how many words of `size` elements one vector takes."""
+    """Return the number of words of `size` elements that fit in a vector."""
     return min(_COUNT, size * bits // 32)
 
 
@@ -323,15 +323,15 @@ def _words(builder: ir.IRBuilder, start: ir.Value, bits: int, size: int) -> list
 
 
 def _addresses(builder: ir.IRBuilder, start: ir.Value, bits: int, size: int) -> list[ir.Value]:
-    """Return where the vectors of `size` consecutive elements lie."""
+    """Return the addresses of the vectors of `size` consecutive elements."""
     offsets = range(0, size * bits // 8, 4 * _lanes(bits, size))
     return [builder.add(start, ir.Constant(_ADDRESS, offset)) for offset in offsets]
 
 
-def _places(
+def _indices(
     builder: ir.IRBuilder, index: ir.Value, words: list[Lanes], bits: int
 ) -> Iterator[list[Lanes]]:
-    """Return the index of each element in the draws, int64, for each part of the words."""
+    """Yield the indices of elements in the draws, int64, for each part of the words."""
     each = 32 // bits
     count = words[0].count
     for number, _ in enumerate(words):
@@ -343,14 +343,14 @@ def _places(
         ]
 
 
-def _moved(builder: ir.IRBuilder, places: list[ir.Value], offset: int) -> list[ir.Value]:
-    return [builder.add(place, ir.Constant(_ADDRESS, offset)) for place in places]
+def _moved(builder: ir.IRBuilder, addresses: list[ir.Value], offset: int) -> list[ir.Value]:
+    return [builder.add(address, ir.Constant(_ADDRESS, offset)) for address in addresses]
 
 
 def _strip(
     builder: ir.IRBuilder, row: ir.Value, scratch: ir.Value, bits: int
 ) -> list[tuple[Lanes, list[list[ir.Value]]]]:
-    """Return a strip's words, each with the two places in scratch of each part."""
+    """Return a strip's words, each with the two addresses in scratch for each part."""
     vectors = []
     part = 0
     for word in _words(builder, row, bits, STRIP):

@@ -1,4 +1,4 @@
-"""Runs a kernel in the threads of torch's own OpenMP pool."""
+"""Run a kernel in the threads of torch's OpenMP pool."""
 
 import ctypes
 from array import array
@@ -13,9 +13,9 @@ from mqo.quant.cpu.compile import Kernel
 def launch(kernel: Kernel, units: int, grain: int, *entries: int) -> array:
     """Run `kernel` on `units` of work with a table of counter, units, grain and `entries`.
 
-    Return the table. Takes up to torch.get_num_threads() threads, of the pool that torch's
-    operators use: two pools would wait for each other's idle threads, which spin. Any number of
-    Python threads may be here at once; each has a table of its own.
+    Return the table. It uses up to torch.get_num_threads() threads of the pool of torch's
+    operators: two pools would wait for each other's idle threads, which spin. Any number of Python
+    threads may call it at once; each has its own table.
     """
     table = array("q", (0, units, grain, *entries))
     address, _ = table.buffer_info()

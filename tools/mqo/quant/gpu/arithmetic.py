@@ -1,17 +1,17 @@
 """The steps of the kernels, on the device: amax of each block, scale, round, store.
 
-All of it is float32 arithmetic, which the definitions are, too. That asks for three things:
+All of it is float32 arithmetic, as in the definitions. This has three requirements:
 
 - Subnormals are kept. Triton compiles for a device without flushing them (a test looks for `.ftz`).
-  In the interpreter, torch.set_flush_denormal(True) flushes them as it does the reference's.
-- A division rounds to nearest: `div_rn`, since Triton's `/` does not.
-- No product that rounds goes into a sum, where it could become a part of an fma: a clamp comes
-  between. Products with powers of two are exact, and an fma of them is the same.
+  In the interpreter, torch.set_flush_denormal(True) flushes them, as in the reference.
+- Division rounds to nearest: `div_rn`, since Triton's `/` does not.
+- A product that rounds is not an operand of a sum, because both could become an fma: a clamp
+  separates them. Products with powers of two are exact, so an fma does not change the result.
 
-Largest magnitudes are compared as int32 patterns, where a NaN is the largest.
+Magnitudes are compared as int32 patterns, in which a NaN is the largest.
 """
 
-# ruff: noqa: N803  what is known at compile time has a name in capitals, as is Triton's custom
+# ruff: noqa: N803  names of compile-time values are in capitals, as is usual with Triton
 import torch
 import triton
 import triton.language as tl
@@ -36,7 +36,7 @@ def _as_pattern(values) -> tl.tensor:
 
 @triton.jit
 def _power_of_two(exponent) -> tl.tensor:
-    """Return 2^exponent, for -127 <= exponent <= 127; the first is subnormal."""
+    """Return 2^exponent, for -127 <= exponent <= 127; 2^-127 is subnormal."""
     return _as_float(tl.where(exponent == -127, 0x00400000, (exponent + 127) << 23))
 
 
@@ -45,7 +45,7 @@ _BY_HARDWARE = tl.constexpr(isinstance(_as_float, triton.JITFunction))
 
 @triton.jit
 def _bfloat16_bits(values) -> tl.tensor:
-    """Round float32 to nearest even, as int16; the interpreter, which cannot, has it computed."""
+    """Round float32 to nearest even, as int16; the interpreter needs integer arithmetic for it."""
     if _BY_HARDWARE:
         return values.to(tl.bfloat16).to(tl.int16, bitcast=True)
     else:
@@ -65,7 +65,7 @@ GOLDEN = tl.constexpr(0x9E3779B97F4A7C15 - 2**64)
 
 @triton.jit
 def draw_from(state) -> tl.tensor:
-    """Return what elements draw, of seed + (index + 1) * GOLDEN."""
+    """Return the draws of elements from seed + (index + 1) * GOLDEN."""
     z = state.to(tl.uint64)
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB
@@ -77,7 +77,7 @@ def draw_from(state) -> tl.tensor:
 
 @triton.jit
 def loaded(values) -> tl.tensor:
-    """Return float32; int16 holds bfloat16, which the interpreter does not round."""
+    """Return float32; bfloat16 is passed as int16, since the interpreter cannot round to it."""
     if values.dtype == tl.int16:
         if _BY_HARDWARE:  # two at a time
             return tl.inline_asm_elementwise(
@@ -95,7 +95,7 @@ def loaded(values) -> tl.tensor:
 
 @triton.jit
 def stored(values, dtype: tl.constexpr, EXACT: tl.constexpr) -> tl.tensor:
-    """Round to a dtype, to nearest even."""
+    """Round to nearest even in a dtype."""
     if dtype == tl.int16 and EXACT:
         return (_as_pattern(values) >> 16).to(tl.int16)
     elif dtype == tl.int16:
@@ -109,7 +109,7 @@ def stored(values, dtype: tl.constexpr, EXACT: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def round_to(values, draw, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr) -> tl.tensor:
-    """Round float32 to values of the element; tapered ones may be NaN, and pass."""
+    """Round float32 to values of the element; a NaN of a tapered element passes through."""
     if ELEMENT.widths:
         magnitude = tl.minimum(tl.abs(values), ELEMENT.top, tl.PropagateNan.ALL)
     else:
@@ -118,28 +118,28 @@ def round_to(values, draw, ELEMENT: tl.constexpr, ROUNDING: tl.constexpr) -> tl.
     if ROUNDING == "stochastic":
         rounded = _round_by_draw(magnitude, _quanta(exponent, 0, ELEMENT), draw)
     else:
-        # A sum with 2^23 quanta has a quantum as its unit, and taking them away again is exact.
+        # A sum with 2^23 quanta has the quantum as its unit, and subtracting them again is exact.
         quanta = _quanta(exponent, 23, ELEMENT)
         if ELEMENT.widths and ROUNDING == "nearest-even":
-            # Ties go by the code's last bit, which alternates along the grid. Where there is no
-            # mantissa, 2^e has the even code where e is odd: a quantum more, and sums are as even.
+            # Ties depend on the last bit of the code, which alternates along the grid. Without a
+            # mantissa, the code of 2^e is even if e is odd: one more quantum makes sums as even.
             power = tl.maximum(exponent, ELEMENT.smallest)
             odd = ((power >> 23) + 1) & 1
             quanta += tl.where(quanta == power + (23 << 23), odd, 0)
         if ROUNDING == "nearest-away":
-            # This takes a tie up, and nothing else anywhere: halves of a quantum end in zeros.
+            # This rounds ties up and changes nothing else: halves of a quantum end in zeros.
             magnitude = _as_float(_as_pattern(magnitude) | 1)
         rounded = (magnitude + _as_float(quanta)) - _as_float(quanta)
     if ELEMENT.limit < ELEMENT.top:
         beyond: tl.constexpr = float("inf") if ELEMENT.infinite else ELEMENT.limit
         rounded = tl.where(rounded > ELEMENT.limit, beyond, rounded)
     rounded = _with_sign(rounded, values)
-    return rounded if ELEMENT.signed_zero else rounded + 0.0  # what was -0.0 is 0.0
+    return rounded if ELEMENT.signed_zero else rounded + 0.0  # -0.0 becomes 0.0
 
 
 @triton.jit
 def _quanta(exponent, MORE: tl.constexpr, ELEMENT: tl.constexpr) -> tl.tensor:
-    """Return the pattern of 2^MORE quanta at the pattern of a power of two."""
+    """Return the pattern of 2^MORE quanta for the pattern of a power of two."""
     if ELEMENT.widths:
         power = tl.maximum(exponent, ELEMENT.smallest)
         bits = (ELEMENT.widths >> (tl.abs((power >> 23) - 127) & 28)) & 3
@@ -156,19 +156,19 @@ def _with_sign(values, signed) -> tl.tensor:
 
 @triton.jit
 def _round_by_draw(magnitude, quantum, draw) -> tl.tensor:
-    """Round up where the draw is below the share of a quantum, in 2^-24."""
+    """Round up if the draw is below the share of a quantum, in units of 2^-24."""
     inverse = _as_float((254 << 23) - quantum)
     steps = (magnitude * inverse * 2.0**24).to(tl.int32)
     rounded = ((steps + (0xFFFFFF - draw)) >> 24).to(tl.float32) * _as_float(quantum)
     return tl.where(magnitude == magnitude, rounded, magnitude)
 
 
-# -- scales; what multiplies a block's elements before and after --------------------
+# -- scales: the factors of a block's elements before and after rounding ------------
 
 
 @triton.jit
 def _nan_unless_finite(amax, decode) -> tl.tensor:
-    """Make a result NaN, whatever it was rounded to, by the last of its factors."""
+    """Replace the last factor by NaN if amax is not finite, so that the result is NaN."""
     nan = _as_float(tl.full(decode.shape, 0x7FC00000, tl.int32))
     return tl.where(amax < _INFINITY, decode, nan)
 
@@ -176,7 +176,7 @@ def _nan_unless_finite(amax, decode) -> tl.tensor:
 @triton.jit
 def _over(numerator: tl.constexpr, values) -> tl.tensor:
     if _BY_HARDWARE and numerator == 1.0:
-        # Half the instructions; libdevice's flushes subnormals.
+        # Half as many instructions; libdevice's reciprocal flushes subnormals.
         return tl.inline_asm_elementwise(
             "rcp.rn.f32 $0, $1;", "=r,r", [values], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -186,15 +186,15 @@ def _over(numerator: tl.constexpr, values) -> tl.tensor:
 
 @triton.jit
 def _to_top(amax, TOP: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Take an amax to TOP."""
+    """Return the factors that map amax to TOP, and back."""
     encode = tl.where(amax == 0, 1.0, tl.minimum(_over(TOP, _as_float(amax)), _LARGEST))
     return encode, _nan_unless_finite(amax, _over(1.0, encode))
 
 
 @triton.jit
 def _e8m0(amax, EMAX: tl.constexpr, CARRY: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    # A subnormal's pattern is its multiple of 2^-149; as a float32 it is normal, and its exponent
-    # is 149 too large.
+    # The pattern of a subnormal is its multiple of 2^-149; converted to float32 it is normal, with
+    # an exponent that is 149 too large.
     normal = tl.where(amax < _SMALLEST_NORMAL, _as_pattern(amax.to(tl.float32)) - (149 << 23), amax)
     exponent = ((normal + CARRY) >> 23) - (127 + EMAX)
     exponent = tl.minimum(tl.maximum(exponent, -127), 127)
@@ -206,7 +206,7 @@ def _two_level(
     amax, tensor_amax, TOP: tl.constexpr, ELEMENT: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     total, inverse = _to_top(tensor_amax, ELEMENT.top * TOP)
-    share = total * (1 / TOP)  # one factor for both, as the published code has it: it rounds once
+    share = total * (1 / TOP)  # one factor for both, as in the published code: it rounds once
     amax = tl.where(amax > _INFINITY, 0, amax)
     decode = round_to(_as_float(amax) * share, 0, ELEMENT, "nearest-even") * inverse
     return tl.minimum(_over(1.0, decode), _LARGEST), decode
@@ -214,9 +214,9 @@ def _two_level(
 
 @triton.jit
 def _hif4(amax, ELEMENT: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Give 64 elements a scale, each 8 of them a power of two, and each 4, whose amax it is, one.
+    """Return the factors of each 4 elements, whose amax is given.
 
-    The scale is an E6M2.
+    64 elements share an E6M2, each 8 of them a power of two, and each 4 another.
     """
     fours = tl.reshape(amax, [amax.numel // 16, 8, 2])
     eights = tl.max(fours, axis=2, keep_dims=True)
@@ -240,8 +240,8 @@ def _larger(a, b) -> tl.tensor:
 
 @triton.jit
 def _block_amax(tile, SIDE: tl.constexpr) -> tl.tensor:
-    # Zeros beyond the tensor's end change neither an amax nor whether it is finite.
-    if _BY_HARDWARE:  # one instruction an element
+    # Zeros beyond the end of the tensor change neither an amax nor whether it is finite.
+    if _BY_HARDWARE:  # one instruction per element
         amax = tl.reduce(tl.abs(tile), 3, _larger, keep_dims=True)
         return _as_pattern(tl.reduce(amax, 1, _larger, keep_dims=True) if SIDE > 1 else amax)
     else:
@@ -251,12 +251,12 @@ def _block_amax(tile, SIDE: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Return what multiplies the elements of a tile [.., side, runs, run], before and after."""
+    """Return the factors of a tile [.., side, runs, run] before and after rounding."""
     if STEPS.scale == "none":
         return 1.0, 1.0
     elif STEPS.scale == "tensor-power":
         amax = _as_pattern(tl.load(tensor_amax))
-        scaled = (amax > 0) & (amax < _INFINITY)  # else by 1
+        scaled = (amax > 0) & (amax < _INFINITY)  # otherwise the scale is 1
         return _e8m0(tl.where(scaled, amax, (127 + STEPS.emax) << 23), STEPS.emax, 0)
     elif STEPS.scale == "tensor":
         return _to_top(_as_pattern(tl.load(tensor_amax)), STEPS.element.top)
@@ -279,10 +279,10 @@ def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tenso
 def quantized(
     tile, draw, tensor_amax, STEPS: tl.constexpr, GIVEN: tl.constexpr = True
 ) -> tl.tensor:
-    """Quantize a float32 tile [rows, columns] of whole blocks along its rows; `draw` as the tile.
+    """Quantize a float32 tile [rows, columns] of whole blocks along its rows.
 
-    `tensor_amax` points to the tensor's amax where its scales follow from that, else it is None.
-    GIVEN says that it may be of other values than the tensor's, NaN left out.
+    `draw` has the shape of the tile. `tensor_amax` points to the tensor's amax if the scales depend
+    on it, else it is None. GIVEN means that it was passed, and may lack a NaN of the tensor.
     """
     shape: tl.constexpr = [
         tile.shape[0] // STEPS.side,
@@ -296,7 +296,7 @@ def quantized(
     if STEPS.scale == "hif4":
         values = to_bfloat16(values)
     if GIVEN and tensor_amax is not None and not STEPS.element.widths:
-        # These elements have no code for a NaN.
+        # These elements have no code for NaN.
         values = tl.where(values == values, values, 0.0)
     rounded = round_to(values, tl.reshape(draw, shape), STEPS.element, STEPS.rounding)
     return tl.reshape(rounded * decode, tile.shape)

@@ -1,10 +1,10 @@
 """The random Hadamard transform as a Triton kernel: the reference's bits for finite values.
 
-A program takes a tile through all butterflies: the two halves of a reshaped tile are split, added
-and subtracted, and joined. No product goes into a sum, where it could become a part of an fma.
+A program computes all butterflies of a tile: the two halves of a reshaped tile are split, added and
+subtracted, and joined. No product is an operand of a sum, since both could become an fma.
 """
 
-# ruff: noqa: N803  what is known at compile time has a name in capitals, as is Triton's custom
+# ruff: noqa: N803  names of compile-time values are in capitals, as is usual with Triton
 import functools
 from contextlib import nullcontext
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mqo.quant.gpu import INTERPRETED
 from mqo.quant.gpu.arithmetic import loaded, stored
-from mqo.quant.gpu.tiles import dealt, in_order, offset, places, plan_tiles
+from mqo.quant.gpu.tiles import dealt, in_order, offset, plan_tiles, positions
 from mqo.quant.hadamard import factor_of, signs_of
 from mqo.quant.spec import Hadamard
 from mqo.quant.stochastic import signed
@@ -24,7 +24,7 @@ from mqo.quant.tensor_amax import largest
 
 @triton.jit
 def _with_signs(values, low, high) -> tl.tensor:
-    """Change signs in blocks, [blocks, points], where a bit of 64-bit words is set."""
+    """Flip signs in blocks, [blocks, points], where a bit of the two 64-bit words is set."""
     i = tl.arange(0, values.shape[1])
     word = tl.where(i < 64, low.to(tl.int64), high.to(tl.int64))
     negative = ((word >> (i & 63)) & 1).to(tl.int32)
@@ -35,7 +35,7 @@ def _with_signs(values, low, high) -> tl.tensor:
 
 @triton.jit
 def _butterflies(values, STRIDE: tl.constexpr) -> tl.tensor:
-    """Replace each two elements of blocks, [blocks, points], by their sum and difference."""
+    """Replace pairs of elements in blocks, [blocks, points], by their sum and difference."""
     shape: tl.constexpr = [values.shape[0], values.shape[1] // (2 * STRIDE), 2, STRIDE]
     low, high = tl.split(tl.trans(tl.reshape(values, shape), 0, 1, 3, 2))
     joined = tl.join(low + high, low - high)
@@ -56,17 +56,17 @@ def _kernel(
     POINTS: tl.constexpr,
 ) -> None:
     """Transform a tile of a tensor whose rows have `sizes.size` elements."""
-    row, place = places(sizes, TILE)
-    inside = (row < sizes.rows) & (place < sizes.size)
-    values = loaded(tl.load(x + offset(row, place, sizes, x_strides), mask=inside, other=0))
+    row, position = positions(sizes, TILE)
+    inside = (row < sizes.rows) & (position < sizes.size)
+    values = loaded(tl.load(x + offset(row, position, sizes, x_strides), mask=inside, other=0))
     values = tl.reshape(in_order(values, TILE), [TILE.rows * TILE.columns // POINTS, POINTS])
     values = _with_signs(values, low, high)
     for i in tl.static_range(7):
         if 1 << i < POINTS:
             values = _butterflies(values, 1 << i)
     values = dealt(tl.reshape(values * factor, [TILE.rows, TILE.columns]), TILE)
-    inside = (row < sizes.rows) & (place < tl.cdiv(sizes.size, POINTS) * POINTS)
-    target = out + offset(row, place, sizes, out_strides)
+    inside = (row < sizes.rows) & (position < tl.cdiv(sizes.size, POINTS) * POINTS)
+    target = out + offset(row, position, sizes, out_strides)
     tl.store(target, stored(values, out.dtype.element_ty, False), mask=inside)
 
 
@@ -78,15 +78,15 @@ def transform(
     seed: int | None,
     amax: Tensor | None,
 ) -> bool:
-    """Write what `hadamard.transform` returns to `out`, and its largest magnitude to `amax`.
+    """Write the result of `hadamard.transform` to `out`, and its amax to `amax`.
 
-    That function checks the arguments. False for a tensor that is not on a CUDA device, unless in
-    Triton's interpreter.
+    That function checks the arguments. Return False for a tensor that is not on a CUDA device,
+    unless in Triton's interpreter.
     """
     if not (x.is_cuda or INTERPRETED):
         return False
     if not _launch(x, out, hadamard, axis, seed):
-        # Tensors of fewer dimensions, as their own can be merged.
+        # Tensors of fewer dimensions, since those of dense tensors can be merged.
         dense, result = x.contiguous(), out.new_empty(out.shape)
         if not _launch(dense, result, hadamard, axis, seed):
             return False
@@ -97,7 +97,7 @@ def transform(
 
 
 def _launch(x: Tensor, out: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> bool:
-    """Write the transform of `x` to `out`; False if its dimensions are too many for the kernel."""
+    """Write the transform of `x` to `out`; return False if it has too many dimensions."""
     plan = plan_tiles(x.shape, x.stride(), out.stride(), axis, hadamard.points, 1)
     if plan is None:
         return False
@@ -120,6 +120,6 @@ def _launch(x: Tensor, out: Tensor, hadamard: Hadamard, axis: int, seed: int | N
 
 @functools.lru_cache(maxsize=64)  # both operands of a GEMM have the same seed
 def _words(hadamard: Hadamard, seed: int | None) -> tuple[int, int]:
-    """Return a bit for each element of a block, set where its sign is negative, in two int64."""
+    """Return two int64 with a bit for each element of a block, set if its sign is negative."""
     bits = sum(1 << i for i, sign in enumerate(signs_of(hadamard, seed).tolist()) if sign < 0)
     return signed(bits % 2**64), signed(bits >> 64)

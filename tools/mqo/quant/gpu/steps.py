@@ -1,4 +1,4 @@
-"""What the kernels need to know of a spec when they are compiled."""
+"""The compile-time parameters of the kernels for a spec."""
 
 import functools
 import struct
@@ -16,13 +16,13 @@ def _pattern(value: float) -> int:
 
 @dataclass(frozen=True)
 class Element:
-    """The values to round to.
+    """The values of an element.
 
-    bits: of the mantissa. For a tapered element `widths` holds them instead: at bit |e| & 28, two
-        bits for 2^e; else it is 0.
-    smallest: the pattern of the power of two below which the steps stay as they are.
-    top: what is larger is taken for this; a tapered element ends at `limit`, but rounds beyond it.
-    infinite: whether what is beyond the limit becomes Infinity.
+    bits: of the mantissa. A tapered element has `widths` instead: two bits for 2^e, at bit
+        |e| & 28; otherwise it is 0.
+    smallest: the pattern of the power of two below which the step size is constant.
+    top: larger values are clamped to it; a tapered element ends at `limit`, but rounds beyond it.
+    infinite: whether values beyond the limit become Infinity.
     signed_zero: whether a zero keeps its sign.
     """
 
@@ -35,8 +35,8 @@ class Element:
     signed_zero: bool
 
     @classmethod
-    def of(cls, element: Minifloat | TaperedFormat, overflow: str = "saturate") -> "Element":
-        """Take over a row of formats.toml."""
+    def from_row(cls, element: Minifloat | TaperedFormat, overflow: str = "saturate") -> "Element":
+        """Derive the values from a row of formats.toml."""
         if isinstance(element, Minifloat):
             top, smallest = element.max_value, _pattern(2.0**element.emin)
             return cls(element.mantissa_bits, 0, smallest, top, top, False, not element.complement)
@@ -48,23 +48,23 @@ class Element:
         return cls(0, widths, smallest, 2 * limit, limit, overflow == "inf", False)
 
 
-# Scales that follow from the amax of the tensor.
+# Scales that depend on the amax of the tensor.
 OF_THE_TENSOR = ("tensor", "tensor-power", "two-level")
-_SCALE_ELEMENTS = {"two-level": Element.of(ELEMENTS["e4m3"]), "hif4": Element.of(E6M2)}
+_SCALE_ELEMENTS = {"two-level": Element.from_row(ELEMENTS["e4m3"]), "hif4": Element.from_row(E6M2)}
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What the steps for a spec need to know at compile time.
+    """The compile-time parameters of the steps for a spec.
 
-    scale: a kind of formats.toml, but that "power-of-two" is "e8m0" with the rule "rceil", and that
+    scale: a kind of formats.toml, except that "power-of-two" is "e8m0" with the rule "rceil", and
         "none" with a power of two for the tensor is "tensor-power".
-    emax: the exponent that amax is taken to: that of the element's largest value, or of the widest
-        mantissas. `carry` added to the pattern of an amax makes a significand that the scale rule
-        rounds up carry into the exponent.
-    run: elements in a row that share their scales; `side`: rows that do.
-    exact: whether results have no more bits than bfloat16.
-    scale_element: what the scale of a block is rounded to, where that is more than a power of two.
+    emax: the exponent to which amax is mapped: that of the element's largest value, or of the
+        widest mantissa.
+    carry: added to the pattern of amax, it carries into the exponent if the scale rule rounds up.
+    run, side: the number of elements in a row, and of rows, that share their scales.
+    exact: whether results for bfloat16 are exact in bfloat16.
+    scale_element: the element to which the scale of a block is rounded; None for powers of two.
     """
 
     element: Element
@@ -87,7 +87,7 @@ def steps_of(spec: QuantSpec) -> Steps:
     if scale == "power-of-two":
         scale = "e8m0"
     return Steps(
-        element=Element.of(element, spec.overflow),
+        element=Element.from_row(element, spec.overflow),
         rounding=spec.rounding_mode,
         scale=scale,
         emax=element.widths[0][0] if isinstance(element, TaperedFormat) else element.emax,

@@ -1,6 +1,6 @@
-"""How a tensor is cut into tiles, one for each program of the kernel."""
+"""Split a tensor into tiles, one for each program of the kernel."""
 
-# ruff: noqa: N803  what is known at compile time has a name in capitals, as is Triton's custom
+# ruff: noqa: N803  names of compile-time values are in capitals, as is usual with Triton
 import functools
 import math
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program takes; `rows_first` where neighbors in memory are in neighboring rows.
+    """The tile of a program; `rows_first` if neighbors in memory are in neighboring rows.
 
-    Columns are dealt to `hands`: one after the other goes to the next hand, so that a thread, which
-    Triton gives columns far from each other, has neighbors in a block. 1: they stay in order.
+    Columns are dealt to `hands` in turn, so that a thread, to which Triton assigns distant columns,
+    has neighbors in a block. With 1, columns stay in order.
     """
 
     rows: int
@@ -51,7 +51,7 @@ class Tile:
     hands: int = 1
 
 
-class Plan(NamedTuple):
+class TilePlan(NamedTuple):
     """Tiles of a tensor, and the strides of its source, its result, and its draws' index."""
 
     sizes: Sizes
@@ -63,7 +63,7 @@ class Plan(NamedTuple):
 
     @property
     def programs(self) -> int:
-        """How many tiles there are."""
+        """The number of tiles."""
         rows = triton.cdiv(self.sizes.rows, self.tile.rows)
         return rows * triton.cdiv(self.sizes.size, self.tile.columns)
 
@@ -79,17 +79,17 @@ def plan_tiles(
     axis: int | None,
     block: int,
     side: int,
-) -> Plan | None:
-    """Plan tiles with blocks along `axis`, anywhere if None.
+) -> TilePlan | None:
+    """Plan tiles with blocks along `axis`, or along any axis if None.
 
-    None for more dimensions than the kernel has, or more rows than it can count.
+    Return None for more dimensions than the kernel supports, or more rows than it can count.
     """
     index_strides = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     dims = [_Dim(*d) for d in zip(shape, x_strides, out_strides, index_strides, strict=True)]
     along = None if axis is None else dims.pop(axis)
     others = _merged(dims)
     size = along or _take(others, across=None)
-    # Squares lie in a matrix whose rows are in the tensor's own order; blocks can be in any.
+    # Squares need a matrix whose rows are in the order of the tensor; blocks allow any order.
     rows = others[-1] if side > 1 and others else _take(others, across=size)
     others += [] if rows in others else [rows]
     count = math.prod(dim.size for dim in others)
@@ -100,11 +100,11 @@ def plan_tiles(
     x, out, draws = (
         Strides(*d) for d in zip(*(d[1:] for d in (outer, middle, inner, size)), strict=True)
     )
-    return Plan(Sizes(count, middle.size, inner.size, size.size), x, out, draws, tile, warps)
+    return TilePlan(Sizes(count, middle.size, inner.size, size.size), x, out, draws, tile, warps)
 
 
 def _merged(dims: list[_Dim]) -> list[_Dim]:
-    """Drop dimensions of one element, and join neighbors that are one in all their strides."""
+    """Drop dimensions of one element, and merge neighbors whose strides allow it."""
     merged: list[_Dim] = []
     for dim in dims:
         if dim.size == 1:
@@ -116,7 +116,7 @@ def _merged(dims: list[_Dim]) -> list[_Dim]:
 
 
 def _take(dims: list[_Dim], across: _Dim | None) -> _Dim:
-    """Take out the dimension that is densest in memory; the largest, where `across` is dense."""
+    """Remove and return the densest dimension in memory, or the largest if `across` is dense."""
     if not dims:
         return _NO_DIM
     if across is not None and across.x == 1:
@@ -128,12 +128,12 @@ def _take(dims: list[_Dim], across: _Dim | None) -> _Dim:
 
 
 def _tile(rows: int, size: int, block: int, side: int, rows_first: bool) -> tuple[Tile, int]:
-    """Return a tile, and its warps: 32 or 64 elements a thread, and runs of >= 64 bytes.
+    """Return a tile, and its warps: 32 or 64 elements per thread, and runs of at least 64 bytes.
 
     A tile across memory has one warp for blocks of up to 64, which then need no shared memory for
-    their amax; larger ones have more, or registers would not suffice.
+    their amax; larger blocks need more warps, because of the registers.
     """
-    whole = size & -size  # columns that rows are a multiple of
+    whole = size & -size  # the largest power of two that divides the row length
     rows, size = triton.next_power_of_2(rows), triton.next_power_of_2(size)
     if rows_first and block > 64:
         rows = max(side, min(rows, 64))
@@ -141,7 +141,7 @@ def _tile(rows: int, size: int, block: int, side: int, rows_first: bool) -> tupl
     if rows_first:
         rows = max(side, min(rows, 2048 // block))
         return Tile(rows, block, True, 8 if block == 64 else 1), max(1, rows * block // 2048)
-    # A tile of one row takes the fewest instructions for its addresses.
+    # A tile of one row needs the fewest instructions for its addresses.
     least = min(whole, 4096) if side == 1 and whole >= 2048 else 1024 // side
     columns = max(block, min(size, max(least, 4096 // rows)))
     rows = max(side, min(rows, 4096 // columns))
@@ -152,8 +152,8 @@ def _tile(rows: int, size: int, block: int, side: int, rows_first: bool) -> tupl
 
 
 @triton.jit
-def places(sizes, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Return the rows of this program's tile, [rows, 1], and its places in them, [1, columns]."""
+def positions(sizes, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return the rows of this program's tile, [rows, 1], and positions in them, [1, columns]."""
     program = tl.program_id(0)
     if TILE.rows_first:  # neighbors in memory are neighbors in time
         row_tiles = (sizes.rows - 1) // TILE.rows + 1
@@ -165,19 +165,19 @@ def places(sizes, TILE: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     column = tl.arange(0, TILE.columns)
     if TILE.hands > 1:
         column = (column % TILE.hands) * (TILE.columns // TILE.hands) + column // TILE.hands
-    place = size_tile.to(tl.int64) * TILE.columns + column[None, :]
-    return row, place
+    position = size_tile.to(tl.int64) * TILE.columns + column[None, :]
+    return row, position
 
 
 @triton.jit
 def in_order(values, TILE: tl.constexpr) -> tl.tensor:
-    """Return a tile whose columns are as `places` has them with its columns in order."""
+    """Reorder the columns of a tile from the order of `positions` to their natural order."""
     return _regrouped(values, TILE.columns // TILE.hands, TILE.hands)
 
 
 @triton.jit
 def dealt(values, TILE: tl.constexpr) -> tl.tensor:
-    """Return a tile in order with its columns as `places` has them."""
+    """Reorder the columns of a tile from their natural order to that of `positions`."""
     return _regrouped(values, TILE.hands, TILE.columns // TILE.hands)
 
 
@@ -192,9 +192,9 @@ def _regrouped(values, GROUPS: tl.constexpr, SIZE: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def offset(row, place, sizes, strides) -> tl.tensor:
-    """Return offsets in 64 bits, as a tensor may have more than 2^31 elements."""
-    return of_row(row, sizes, strides) + place * strides.size
+def offset(row, position, sizes, strides) -> tl.tensor:
+    """Return 64-bit offsets, since a tensor may have more than 2^31 elements."""
+    return of_row(row, sizes, strides) + position * strides.size
 
 
 @triton.jit
