@@ -50,7 +50,7 @@ def simulated(config: RunConfig) -> int:
     """Return the bytes that the run's tensors take, of whatever the machine has."""
     types = dict(config.quantization.types or {})
     job = jobs.Job.of(config, detect(), types, 1.0)
-    series, tree = Series.of(PROJECT), Tree(PROJECT.tree)
+    series, tree = Series.of_project(PROJECT), Tree(PROJECT.tree)
     (rank,) = jobs.simulate(PROJECT, tree, series, job, lambda text: None)
     return needed(rank)
 

@@ -169,8 +169,8 @@ def _say(text: str) -> None:
     print(f"[setup] {text}", file=sys.stderr, flush=True)
 
 
-def _fail(step: str, found: str, help: str) -> NoReturn:
-    sys.exit(f"[setup] could not {step}: {found}. {help}")
+def _fail(step: str, reason: str, help: str) -> NoReturn:
+    sys.exit(f"[setup] could not {step}: {reason}. {help}")
 
 
 if __name__ == "__main__":

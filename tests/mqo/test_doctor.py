@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mqo import doctor
-from mqo.doctor import GIB, Diagnosis, Finding, examine, lines
+from mqo.doctor import GIB, Diagnosis, Finding, diagnosis_lines, examine
 from mqo.launch import machine
 from mqo.overlay.apply import apply
 from mqo.overlay.tree import Tree
@@ -310,7 +310,7 @@ def test_the_report_is_aligned_and_wrapped_at_80_columns():
         Finding("the second", "missing", "not installed", "no end of " * 9 + "words"),
         Finding("path", "warning", word, "--a-long-option stays whole"),
     )
-    text = list(lines(Diagnosis(findings)))
+    text = list(diagnosis_lines(Diagnosis(findings)))
     assert text[0] == "ok       one         1.0"
     assert text[1] == "missing  the second  not installed"
     assert text[2].startswith(" " * 21 + "no end of no end of")
@@ -321,9 +321,9 @@ def test_the_report_is_aligned_and_wrapped_at_80_columns():
 
 def test_a_report_without_anything_to_do():
     missing = Finding("apex", "missing", "not installed", "slower")
-    assert list(lines(Diagnosis((missing,))))[-1] == "nothing needs action"
+    assert list(diagnosis_lines(Diagnosis((missing,))))[-1] == "nothing needs action"
     required = Finding("torch", "missing", "not installed", "nothing trains", required=True)
-    assert list(lines(Diagnosis((missing, required))))[-1] == "needs action: torch"
+    assert list(diagnosis_lines(Diagnosis((missing, required))))[-1] == "needs action: torch"
 
 
 # -- the command ---------------------------------------------------------------------------------

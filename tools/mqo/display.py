@@ -52,8 +52,8 @@ class Display:
         return cls(say, Console(file=stream))
 
     @classmethod
-    def of(cls, say: Say) -> Display:
-        """Return `say` if it is a display; otherwise a display that says one line per minute."""
+    def around(cls, say: Say) -> Display:
+        """Return `say` if it is a display; otherwise a display that gives it a line per minute."""
         return say if isinstance(say, Display) else cls(say)
 
     def __call__(self, line: str) -> None:
@@ -140,11 +140,11 @@ class Count:
 
     def show(self, advance: tuple[str, int, int]) -> None:
         """Show how many of all are done: (what, done, all of them); called often."""
-        what, done, total = advance
+        unit, done, total = advance
         self._rate.add(done)
-        counts = f"{done:,}/{total:,} {what}"
+        counts = f"{done:,}/{total:,} {unit}"
         speed, left = self._rate.per_s, self._rate.seconds_left(total)
-        self._display.show(facts(self._head, counts, per_s=speed, left=left, of=what))
+        self._display.show(facts(self._head, counts, per_s=speed, left=left, unit=unit))
 
 
 def duration(seconds: float) -> str:
@@ -157,10 +157,10 @@ def duration(seconds: float) -> str:
 
 
 def facts(
-    *parts: str, per_s: float | None = None, left: float | None = None, of: str = "tokens"
+    *parts: str, per_s: float | None = None, left: float | None = None, unit: str = "tokens"
 ) -> str:
-    """Join what is known: the parts, how many `of` them a second, and the time left in seconds."""
-    speed = "" if per_s is None else f"{per_s:,.0f} {of}/s"
+    """Join what is known: the parts, how many `unit` per second, and the time left in seconds."""
+    speed = "" if per_s is None else f"{per_s:,.0f} {unit}/s"
     rest = "" if left is None else f"{duration(left)} left"
     return "  ".join(filter(None, (*parts, speed, rest)))
 

@@ -63,12 +63,12 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Piece:
-    """A package that may be installed: its module, what its absence costs, and its distribution."""
+    """A package that may be installed: its module, what its absence costs, and its names."""
 
     module: str
     cost: str
     distribution: str = ""
-    what: str = ""
+    label: str = ""
 
 
 TORCH = Piece("torch", "nothing trains; `python3 tools/bootstrap.py` installs it")
@@ -110,7 +110,7 @@ def examine(project: Project, tree: Tree) -> Diagnosis:
     )
 
 
-def lines(diagnosis: Diagnosis) -> Iterator[str]:
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield the report for a reader, wrapped to 80 columns; paths are never broken."""
     wide = max(len(finding.what) for finding in diagnosis.findings)
     for finding in diagnosis.findings:
@@ -139,22 +139,22 @@ def _cuda() -> Finding:
 
 
 def _megatron(project: Project, tree: Tree) -> Finding:
-    what, option = "Megatron core", ""
+    label, option = "Megatron core", ""
     if tree.root.resolve() != project.tree.resolve():
         option = f" --tree {shlex.quote(str(tree.root))}"
     if not (tree.is_vendored or tree.is_checkout):
-        found = f"no Megatron in {tree.root}"
+        text = f"no Megatron in {tree.root}"
         cost = f"nothing trains; `mqo vendor{option}` brings it, `mqo apply{option}` patches it"
-        return Finding(what, "missing", found, cost, required=True)
+        return Finding(label, "missing", text, cost, required=True)
     try:
         upstream, manifest = tree.upstream(), tree.manifest()
     except MqoError as error:
-        return Finding(what, "warning", error.found, error.help, required=True)
-    found = f"{upstream.version}, {'patched' if manifest else 'not patched'}"
+        return Finding(label, "warning", error.found, error.help, required=True)
+    text = f"{upstream.version}, {'patched' if manifest else 'not patched'}"
     if not option and upstream.version != (pinned := Pin.load(project.upstream_pin).version):
         cost = f"no run takes it: {pinned} is pinned; `mqo restore`, then `mqo vendor` bring that"
-        return Finding(what, "warning", found, cost, required=True)
-    return Finding(what, "ok", found, required=True)
+        return Finding(label, "warning", text, cost, required=True)
+    return Finding(label, "ok", text, required=True)
 
 
 def _installed_megatron() -> Iterator[Finding]:
@@ -171,12 +171,12 @@ def _installed_megatron() -> Iterator[Finding]:
 
 
 def _package(piece: Piece, *, required: bool = False) -> Finding:
-    what, version = piece.what or piece.module, _version(piece.distribution or piece.module)
+    label, version = piece.label or piece.module, _version(piece.distribution or piece.module)
     if folder := _folder(piece.module):
-        found = version or f"of unknown version, in {folder}"
-        return Finding(what, "ok", found, required=required)
-    found = f"{version} by its metadata, but no module" if version else "not installed"
-    return Finding(what, "missing", found, piece.cost, required=required)
+        text = version or f"of unknown version, in {folder}"
+        return Finding(label, "ok", text, required=required)
+    text = f"{version} by its metadata, but no module" if version else "not installed"
+    return Finding(label, "missing", text, piece.cost, required=required)
 
 
 def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -> Finding:
@@ -191,8 +191,8 @@ def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -
 
 def _engine_fault(folder: Path) -> tuple[str, str] | None:
     """Look for its compiled library, which `pip install transformer-engine` does not install."""
-    places = (folder.parent, folder, folder / "wheel_lib")
-    if any(any(place.glob("libtransformer_engine*")) for place in places):
+    folders = (folder.parent, folder, folder / "wheel_lib")
+    if any(any(path.glob("libtransformer_engine*")) for path in folders):
         fault = releases.fault(_version(TRANSFORMER_ENGINE.distribution)) or ""
         known = fault.partition("; ")[2]
         return (f"; {known}", "its layers run with bf16 alone") if known else None
@@ -223,11 +223,11 @@ def _disk(folder: Path) -> Finding:
     """Return where runs go, or will go."""
     folder = nearest(folder)
     free = shutil.disk_usage(folder).free / GIB
-    found = f"{free:.0f} GiB free at {folder}"
+    text = f"{free:.0f} GiB free at {folder}"
     if free >= LITTLE_DISK_GIB:
-        return Finding("disk", "ok", found)
+        return Finding("disk", "ok", text)
     cost = f"with less than {LITTLE_DISK_GIB} GiB a run may stop when it saves a checkpoint"
-    return Finding("disk", "warning", found, cost)
+    return Finding("disk", "warning", text, cost)
 
 
 def _memory() -> Finding:
@@ -235,11 +235,11 @@ def _memory() -> Finding:
     memory = psutil.virtual_memory()
     total = min(memory.total, _container_limit() or memory.total)
     free = min(memory.available, total) / GIB
-    found = f"{free:.0f} of {total / GIB:.0f} GiB free"
+    text = f"{free:.0f} of {total / GIB:.0f} GiB free"
     if free >= LITTLE_MEMORY_GIB:
-        return Finding("memory", "ok", found)
+        return Finding("memory", "ok", text)
     cost = f"with less than {LITTLE_MEMORY_GIB} GiB even a smoke run may be killed"
-    return Finding("memory", "warning", found, cost)
+    return Finding("memory", "warning", text, cost)
 
 
 def _container_limit() -> int | None:

@@ -40,8 +40,8 @@ class UnknownNameError(MqoError):
 
     def __init__(self, kind: str, name: str, valid: Iterable[object], help: str = "") -> None:
         listed = ", ".join(sorted(map(str, valid)))
-        found = f"There is no {kind} called '{name}'"
-        super().__init__(found, expected=f"one of {listed}", help=help)
+        text = f"There is no {kind} called '{name}'"
+        super().__init__(text, expected=f"one of {listed}", help=help)
 
 
 class SetupError(MqoError):
@@ -107,12 +107,12 @@ class DiskFullError(MqoError):
     """A disk, or a user's share of it, that is full: that of `folder`, or of one not known."""
 
     def __init__(self, folder: Path | None) -> None:
-        found = "A disk is full"
+        text = "A disk is full"
         if folder is not None:
             free = shutil.disk_usage(nearest(folder.absolute())).free
-            found = f"The disk of {folder} is full: {free:,} bytes are free"
+            text = f"The disk of {folder} is full: {free:,} bytes are free"
         super().__init__(
-            found,
+            text,
             expected="room for what is written there",
             help="Free some space (df and du show what takes it), or give a folder on another "
             "disk, and start the command again",
@@ -142,7 +142,7 @@ class FileError(MqoError):
 
 def nearest(path: Path) -> Path:
     """Return `path`, or the first folder above it that is there."""
-    return next(place for place in (path, *path.parents) if place.exists())
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 @contextmanager
@@ -164,14 +164,14 @@ def is_full(error: BaseException) -> bool:
 
     What it was raised from or while handling counts, and the output of a program in its `detail`.
     """
-    one: BaseException | None = error
+    cause: BaseException | None = error
     seen: set[int] = set()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        text = f"{one} {getattr(one, 'detail', '')}".lower()
-        if getattr(one, "errno", None) in FULL or any(words in text for words in _WORDS):
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        text = f"{cause} {getattr(cause, 'detail', '')}".lower()
+        if getattr(cause, "errno", None) in FULL or any(words in text for words in _WORDS):
             return True
-        one = one.__cause__ or one.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 

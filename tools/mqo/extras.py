@@ -45,15 +45,15 @@ def command(extra: str, distribution: str = "") -> str:
     """Return the command that installs an extra where mqo is, or else one distribution."""
     if Project.here().is_installed:
         return f"pip install '{f'mqo[{extra}]' if extra else distribution}'"
-    what = f"-e '.[{extra}]'" if extra else distribution
-    return f".venv/bin/python -m pip install -c constraints.txt {what}"
+    target = f"-e '.[{extra}]'" if extra else distribution
+    return f".venv/bin/python -m pip install -c constraints.txt {target}"
 
 
 def _extra_of(distribution: str) -> str | None:
     """Return the first extra that needs a distribution, if there is one."""
     wanted = canonicalize_name(distribution)
     for line in importlib.metadata.requires("mqo") or ():
-        found = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if found and canonicalize_name(Requirement(line).name) == wanted:
-            return found[1]
+        match = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        if match and canonicalize_name(Requirement(line).name) == wanted:
+            return match[1]
     return None

@@ -188,8 +188,8 @@ class Leaving:
         def ask(signum: int, frame: object) -> None:
             self.was_asked = True
             with suppress(psutil.NoSuchProcess):
-                one = psutil.Process(process.pid)
-                for worker in [one] if is_worker else one.children():
+                program = psutil.Process(process.pid)
+                for worker in [program] if is_worker else program.children():
                     worker.terminate()
 
         signal.signal(SAVE, ask)
@@ -239,10 +239,10 @@ def end_left(variable: str, value: str) -> None:
     """
     import psutil  # not at the top: see `_below`
 
-    for one in psutil.process_iter():
+    for other in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if one.environ().get(variable) == value:
-                one.kill()
+            if other.environ().get(variable) == value:
+                other.kill()
 
 
 def _below(process: subprocess.Popen) -> list[Any]:

@@ -55,12 +55,12 @@ class Program:
         if failure.exists():
             raise self.error(**json.loads(failure.read_text(encoding="utf-8")))
         if code != 0:
-            said = (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
-            last = said.strip().splitlines() or ["it printed nothing"]
+            output = (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+            last = output.strip().splitlines() or ["it printed nothing"]
             raise RunError(
                 f"{self.name} ended with exit code {code}: {last[-1]}",
                 help=self.help,
-                detail=said[-4000:],
+                detail=output[-4000:],
             )
 
     def _exit_code(self, limit_s: float | None, watch: Watch) -> int:

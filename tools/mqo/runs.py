@@ -43,11 +43,11 @@ class RunFolder(files.RunFiles):
 
         A last line cut short by a killed run does not count.
         """
-        found: dict[str, Series] = {}
+        metrics: dict[str, Series] = {}
         for row in MetricsTail(self.metrics).rows():
             if "value" in row:  # histograms are not series
-                found.setdefault(row["name"], []).append((row["iteration"], row["value"]))
-        return found
+                metrics.setdefault(row["name"], []).append((row["iteration"], row["value"]))
+        return metrics
 
     def read_implementation(self) -> Mapping[str, str]:
         """Return {"norms", "optimizers", "fusions"}: the names that the run used, with commas.

@@ -86,8 +86,8 @@ def _check_words() -> None:
 
 def last_error(output: str) -> str | None:
     """Return the last error in what a command printed, as `guarded` prints it; None without any."""
-    found = [line for line in output.splitlines() if line.startswith(MARK)]
-    return found[-1].removeprefix(MARK) if found else None
+    errors = [line for line in output.splitlines() if line.startswith(MARK)]
+    return errors[-1].removeprefix(MARK) if errors else None
 
 
 def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:
@@ -104,11 +104,11 @@ def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> N
 def jsonable(value: Any) -> Any:
     """Return `value` as JSON can hold it: texts for what JSON has no form for, such as NaN."""
     if isinstance(value, Mapping):
-        return {key: jsonable(one) for key, one in value.items()}
+        return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="backslashreplace")
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return [jsonable(one) for one in value] if isinstance(value, Iterable) else str(value)
+    return [jsonable(item) for item in value] if isinstance(value, Iterable) else str(value)

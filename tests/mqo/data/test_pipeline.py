@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from mqo.data import corpus, encode, pipeline
-from mqo.data.pipeline import Counts, Job, index
+from mqo.data.pipeline import Counts, IndexJob, index
 from mqo.errors import DataError
 
 datasets = pytest.importorskip("megatron.core.datasets.indexed_dataset")
@@ -39,7 +39,7 @@ def make(tmp_path, texts, words):
 
     def job(name="mine", **rest):
         given = {"files": files, "kind": "jsonl", "keys": ("text",), "encoder": encode.load(words)}
-        return Job(prefix=tmp_path / "out" / name, **given | rest)
+        return IndexJob(prefix=tmp_path / "out" / name, **given | rest)
 
     return job
 
@@ -101,7 +101,7 @@ if place == "writing":
 else:
     Path.replace = die
 files, words, out = [Path(f) for f in sys.argv[3:]], Path(sys.argv[1]), Path(sys.argv[2])
-pipeline.index(pipeline.Job(tuple(files), "jsonl", ("text",), encode.load(words), out), print)
+pipeline.index(pipeline.IndexJob(tuple(files), "jsonl", ("text",), encode.load(words), out), print)
 """
 
 

@@ -229,7 +229,7 @@ def test_a_pin_that_is_nonsense(mini, unchanged, what):
 
 def test_the_repositorys_own_tables_are_right():
     project = Project.here()
-    assert len(Series.of(project).entries) > 10
+    assert len(Series.of_project(project).entries) > 10
     assert Pin.load(project.upstream_pin).version
 
 

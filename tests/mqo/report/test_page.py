@@ -283,5 +283,5 @@ def test_a_forest_plot_goes_by_format_then_by_gap(runs):
 
 
 def test_a_number_has_its_deviation_where_there_is_one():
-    assert number(Spread.of([1.0]), ".1f") == "1.0"
-    assert number(Spread.of([1.0, 3.0]), ".1f") == "2.0 ± 1.4"
+    assert number(Spread.over([1.0]), ".1f") == "1.0"
+    assert number(Spread.over([1.0, 3.0]), ".1f") == "2.0 ± 1.4"

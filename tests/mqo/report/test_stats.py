@@ -8,7 +8,7 @@ import pytest
 from mqo.errors import DataError, RunError
 from mqo.project import Project
 from mqo.quant import formats
-from mqo.report.stats import TensorStats, lines, measure
+from mqo.report.stats import TensorStats, measure, stats_lines
 
 torch = pytest.importorskip("torch")
 TREE = Project.here().tree
@@ -124,7 +124,7 @@ def test_a_table_shows_percent_and_what_has_no_number():
     other |= {"scale_rule": None}
     square = other | {"quant_type": "nvfp4", "block": 16, "tensor_scale": False, "tile": "square"}
     table = {"name": "w", "axis": 0, "amax": "nan", "rows": [row, other, square]}
-    text = lines(TensorStats((), (table,)))
+    text = stats_lines(TensorStats((), (table,)))
     assert text[0] == "w: blocks along axis 0, amax nan"
     assert text[2].split() == ["mxfp8", "32", "floor", "31.46", "25.0000", "0.0100"]
     assert text[3].split() == ["hifp8", "-", "tensor", "-", "25.0000", "0.0100"]

@@ -27,8 +27,8 @@ def hf_to_megatron(
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as make
 
-    made = make(root_of(tree), source.resolve(), target_of(target), stderr())
-    emit("convert", made, "\n".join(made.lines()), as_json)
+    result = make(root_of(tree), source.resolve(), target_of(target), stderr())
+    emit("convert", result, "\n".join(result.lines()), as_json)
 
 
 @convert.command()
@@ -52,5 +52,5 @@ def megatron_to_hf(
 
     kind = tables.check_dtype(dtype)
     paths = source.resolve(), target_of(target), tokenizer and tokenizer.resolve()
-    made = make(root_of(tree), *paths, vocab_size, kind, stderr(), ignore_argument or ())
-    emit("convert", made, "\n".join(made.lines()), as_json)
+    result = make(root_of(tree), *paths, vocab_size, kind, stderr(), ignore_argument or ())
+    emit("convert", result, "\n".join(result.lines()), as_json)

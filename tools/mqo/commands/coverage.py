@@ -41,14 +41,14 @@ def coverage(
 
     project = Project.here()
     choice = tables.check_gemms(gemms)
-    how = chosen(recipe, without or (), with_ or ())
-    if mode is None and how is None:
+    chosen_recipe = chosen(recipe, without or (), with_ or ())
+    if mode is None and chosen_recipe is None:
         raise MqoError("Neither a mode nor a recipe was named", expected="--mode or --recipe")
     mode = mode or tables.UNQUANTIZED  # of attention, which no recipe is for
     # The sizes do not depend on the dataset.
     dataset = next(iter(tables.datasets()))
-    config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=how)
-    found = program.of_config(project, settled(tree), Series.of(project), config)
-    differing = program.differing_layers(config, found)
-    facts = program.names(config) | found.as_table() | {"differing": differing}
-    emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)
+    config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=chosen_recipe)
+    result = program.of_config(project, settled(tree), Series.of_project(project), config)
+    differing = program.differing_layers(config, result)
+    facts = program.names(config) | result.as_table() | {"differing": differing}
+    emit("coverage", None, program.as_text(config, result).rstrip(), as_json, **facts)

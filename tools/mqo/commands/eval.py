@@ -60,7 +60,7 @@ def evaluate(
     from mqo.matrix import tables
 
     names = tables.expand_modes(modes) if modes else [AS_TRAINED]
-    places = [Place.of(path) for path in checkpoints]
+    sources = [Place.of(path) for path in checkpoints]
     if tasks is not None:
         words = evaluation.ignoring(ignore_argument or ()) + harness.options(
             tasks,
@@ -70,7 +70,7 @@ def evaluate(
             limit=limit,
             shots=num_fewshot,
         )
-        scores = harness.evaluate(settled(tree), places, names, words, stderr())
+        scores = harness.evaluate(settled(tree), sources, names, words, stderr())
         rows = [vars(score) for score in scores]
         emit("eval", None, "\n".join(harness.lines(scores)), as_json, tasks=rows)
         return
@@ -80,6 +80,6 @@ def evaluate(
         )
     words = evaluation.text(data or (), text, tokenizer, tokens)
     words += evaluation.ignoring(ignore_argument or ())
-    found = evaluation.evaluate(settled(tree), places, names, words, stderr())
-    rows = [loss.as_table() for loss in found]
-    emit("eval", None, "\n".join(evaluation.lines(found)), as_json, losses=rows)
+    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr())
+    rows = [loss.as_table() for loss in losses]
+    emit("eval", None, "\n".join(evaluation.lines(losses)), as_json, losses=rows)

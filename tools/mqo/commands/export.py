@@ -33,6 +33,6 @@ def export(
     from mqo.matrix import tables
 
     kind = tables.check_dtype(dtype)
-    places = source.resolve(), target_of(target)
-    made = write(root_of(tree), *places, quant_type, layout, kind, stderr(), ignore_argument or ())
-    emit("export", made, "\n".join(made.lines()), as_json)
+    paths = source.resolve(), target_of(target)
+    result = write(root_of(tree), *paths, quant_type, layout, kind, stderr(), ignore_argument or ())
+    emit("export", result, "\n".join(result.lines()), as_json)

@@ -59,10 +59,10 @@ def generate(
         seed=seed,
     )
     words += evaluation.ignoring(ignore_argument or ())
-    place, mode = Place.of(checkpoint), mode or AS_TRAINED
-    found = evaluation.generate(settled(tree), place, mode, given, words, tokenizer)
-    written = "\n\n".join(row["prompt"] + row["text"] for row in found["texts"])
-    emit("generate", None, written, as_json, **found)
+    source, mode = Place.of(checkpoint), mode or AS_TRAINED
+    result = evaluation.generate(settled(tree), source, mode, given, words, tokenizer)
+    written = "\n\n".join(row["prompt"] + row["text"] for row in result["texts"])
+    emit("generate", None, written, as_json, **result)
 
 
 def _lines(file: Path) -> list[str]:

@@ -72,4 +72,4 @@ def patch_series() -> Series:
     """Return the project's patch series."""
     from mqo.overlay.series import Series
 
-    return Series.of(Project.here())
+    return Series.of_project(Project.here())

@@ -78,8 +78,8 @@ def perf(
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         chosen = variants(mode or "", recipes, axis or ())
         rest = (base, dataset, training_config, choice, tuple(flags or ()), limits().steps)
-        asked = [Asked(model, how, *rest) for how in chosen]
-        failed = measure.run_tests(asked, folder, scaling=not no_scaling)
+        tests = [Asked(model, variant, *rest) for variant in chosen]
+        failed = measure.run_tests(tests, folder, scaling=not no_scaling)
     except RunError as error:
         error.exit_code = MqoError.exit_code  # 1 would say that a verdict failed
         raise

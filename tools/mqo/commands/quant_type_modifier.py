@@ -84,23 +84,23 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """Return the options; which go together, `options_of` checks."""
-    made = _Parser(
+    options = _Parser(
         prog="quant_type_modifier.py",
         description="Show and set the quant types in Megatron's source.",
         epilog=EXIT_CODES,
         allow_abbrev=False,
     )
-    made.add_argument("--check", action="store_true", help="show the sites and their types")
+    options.add_argument("--check", action="store_true", help="show the sites and their types")
     for site, name in modifier.OPTIONS.items():
-        made.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
-    made.add_argument(
+        options.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
+    options.add_argument(
         "--shared", action="store_true", help="set a literal that several sites read for all"
     )
-    made.add_argument("--restore", action="store_true", help="undo all modifications")
-    made.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
-    made.add_argument("--json", action="store_true", help="print the outcome as JSON")
-    made.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
-    return made
+    options.add_argument("--restore", action="store_true", help="undo all modifications")
+    options.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
+    options.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    options.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
+    return options
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
@@ -110,9 +110,9 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     options.types = {
         site: getattr(options, site) for site in SITES if getattr(options, site) is not None
     }
-    asked = [options.check, options.restore, bool(options.types)]
-    if sum(asked) != 1:
-        known.error("nothing is asked for" if not any(asked) else "these do not go together")
+    commands = [options.check, options.restore, bool(options.types)]
+    if sum(commands) != 1:
+        known.error("nothing is asked for" if not any(commands) else "these do not go together")
     if options.shared and not options.types:
         known.error("--shared goes with a type")
     return options
@@ -159,21 +159,21 @@ def _table(report: Report) -> str:
 def _shown(state: SiteState) -> str:
     """Return the type; what the source says in brackets, where that is another word for none."""
     unknown = f" ({', '.join(state.unknown)})" if state.unknown else ""
-    return (state.type or ("-" if state.place.note == ABSENT else "?")) + unknown
+    return (state.type or ("-" if state.site.note == ABSENT else "?")) + unknown
 
 
 def _row(state: SiteState, width: int) -> list[str]:
     """Return one line where the notes fit, else the notes below."""
-    place = state.place
-    row = f"{place.site:5}  {_shown(state):{width}}  {place.path}:{place.line}"
+    site = state.site
+    row = f"{site.name:5}  {_shown(state):{width}}  {site.path}:{site.line}"
     note = _note(state)
     whole = f"{row}  {note}".rstrip()
     return [whole] if len(whole) <= WIDTH or not note else [row, *_wrap(note, 14, first=14)]
 
 
 def _note(state: SiteState) -> str:
-    notes = [state.place.note] if state.place.note else []
-    notes += [f"shared with {' and '.join(state.place.shares)}"] * bool(state.place.shares)
+    notes = [state.site.note] if state.site.note else []
+    notes += [f"shared with {' and '.join(state.site.shares)}"] * bool(state.site.shares)
     notes += [f"was {state.was}"] if state.was is not None else []
     return ", ".join(notes)
 
@@ -197,8 +197,8 @@ def _print_outcome(command: str, outcome: Outcome, options: argparse.Namespace) 
         files = sorted(outcome.files)
         print("\n".join(f"restored {f}" for f in files) or "nothing to do: nothing is modified")
     elif not outcome.edits:
-        said = ", ".join(f"{site} is {value}" for site, value in options.types.items())
-        print(f"nothing to do: {said} already")
+        types = ", ".join(f"{site} is {value}" for site, value in options.types.items())
+        print(f"nothing to do: {types} already")
     else:
         tree = f" --tree {shlex.quote(str(options.tree))}" if options.tree else ""
         print(f"undo: {modifier.COMMAND} --restore{tree}")
@@ -219,18 +219,18 @@ def _report_json(report: Report) -> dict:
 
 
 def _site_json(state: SiteState) -> dict:
-    place = state.place
+    site = state.site
     return {
-        "site": place.site,
+        "site": site.name,
         "type": state.type,
-        "values": list(place.values),
+        "values": list(site.values),
         "was": state.was,
-        "path": place.path,
-        "line": place.line,
-        "editable": not place.refusal,
-        "shares": list(place.shares),
+        "path": site.path,
+        "line": site.line,
+        "editable": not site.refusal,
+        "shares": list(site.shares),
         "note": _note(state),
-        "refusal": place.refusal,
+        "refusal": site.refusal,
     }
 
 

@@ -20,9 +20,9 @@ def list_(as_json: JsonOption = False) -> None:
     """List the recipes."""
     from mqo.recipes.recipe import names, read
 
-    found = [read(name) for name in names()]
-    text = "\n".join(f"{one.name:16}{one.summary}" for one in found)
-    rows = [one.model_dump(include={"name", "summary", "source"}) for one in found]
+    recipes = [read(name) for name in names()]
+    text = "\n".join(f"{entry.name:16}{entry.summary}" for entry in recipes)
+    rows = [entry.model_dump(include={"name", "summary", "source"}) for entry in recipes]
     emit("recipes", None, text, as_json, recipes=rows)
 
 
@@ -42,8 +42,8 @@ def show(
     from mqo.recipes.recipe import changed, path_of, read
     from mqo.recipes.show import lines, resolved
 
-    found = changed(read(name), without or (), with_ or ())
-    if toml and found.changes:
+    shown_recipe = changed(read(name), without or (), with_ or ())
+    if toml and shown_recipe.changes:
         raise MqoError(
             "--toml prints a recipe's file, which knows no switches",
             expected="no --without and no --with beside it",
@@ -51,5 +51,5 @@ def show(
     if toml:
         print(read_text(path_of(name)), end="")
         return
-    facts = found.model_dump(mode="json") | {"operands": resolved(found)}
-    emit("recipe", None, "\n".join(lines(found, models())), as_json, **facts)
+    facts = shown_recipe.model_dump(mode="json") | {"operands": resolved(shown_recipe)}
+    emit("recipe", None, "\n".join(lines(shown_recipe, models())), as_json, **facts)

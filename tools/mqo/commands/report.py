@@ -33,8 +33,8 @@ def report(
     from mqo.report.lines import summary
 
     target_of(out)  # before the runs are read
-    found, left_out = collect(runs or [Project.here().runs])
-    groups, repeated = compare(found, tolerance / 100)
+    records, left_out = collect(runs or [Project.here().runs])
+    groups, repeated = compare(records, tolerance / 100)
     left_out += repeated
     write(groups, left_out, out, latex=latex)
     for line in (line for group in groups for line in summary(group)):

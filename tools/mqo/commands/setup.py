@@ -13,7 +13,7 @@ def setup() -> None:
     from mqo.overlay.series import Series
 
     project = Project.here()
-    ready_tree(project, Series.of(project), print, allow_edits=False)
+    ready_tree(project, Series.of_project(project), print, allow_edits=False)
     for name in tables.datasets():
         ready = prepare(project, name, report=print)
         print(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")

@@ -60,13 +60,13 @@ def simulate(
         )
     if page is not None:
         target_of(page)  # before the step runs
-    asked = Asked(script, tuple(context.args), tuple(context.obj), device, nodes, imbalance)
-    found = simulated(asked, settled(tree), stderr())
+    request = Asked(script, tuple(context.args), tuple(context.obj), device, nodes, imbalance)
+    result = simulated(request, settled(tree), stderr())
     if page is not None:
         from mqo.simulate.page import page as render
 
         with new_file(page) as file:
-            file.write_text(render(found), encoding="utf-8")
+            file.write_text(render(result), encoding="utf-8")
         print(page, file=sys.stderr)
-    emit("simulate", None, "\n".join(lines(found)), as_json, **found.as_table())
-    raise typer.Exit(0 if found.fits else 1)
+    emit("simulate", None, "\n".join(lines(result)), as_json, **result.as_table())
+    raise typer.Exit(0 if result.fits else 1)

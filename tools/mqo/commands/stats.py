@@ -24,7 +24,7 @@ def stats(
     as_json: JsonOption = False,
 ) -> None:
     """Show how well each format, block and scale rule represents a saved tensor."""
-    from mqo.report.stats import lines, measure
+    from mqo.report.stats import measure, stats_lines
 
-    found = measure(Project.here().ours, file, tensor or (), axis)
-    emit("stats", found, "\n".join(lines(found)), as_json)
+    result = measure(Project.here().ours, file, tensor or (), axis)
+    emit("stats", result, "\n".join(stats_lines(result)), as_json)

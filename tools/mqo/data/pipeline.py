@@ -37,7 +37,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Job:
+class IndexJob:
     """What is indexed, and how: `keys` name the texts, one pair of files each at `prefix`.
 
     `eod` ends each document with the encoder's end-of-document id. `strict` stops at a bad
@@ -56,7 +56,7 @@ class Job:
 Watch = Callable[[int, int, Counts], None]
 
 
-def index(job: Job, say: Say, watch: Watch = lambda done, total, counts: None) -> Counts:
+def index(job: IndexJob, say: Say, watch: Watch = lambda done, total, counts: None) -> Counts:
     """Index the corpus of `job` and return the counts.
 
     The pairs get their names when all are whole. `watch` gets the bytes read, those of all files,
@@ -109,7 +109,7 @@ def _aside(prefix: Path) -> Iterator[Path]:
         ) from None
 
 
-def _fill(job: Job, folder: Path, say: Say, watch: Watch) -> Counts:
+def _fill(job: IndexJob, folder: Path, say: Say, watch: Watch) -> Counts:
     """Write KEY.bin and KEY.idx of each key into `folder`."""
     builders = {key: _builder(folder / f"{key}.bin", job.encoder.vocab_size) for key in job.keys}
     counts, done = Counts(), 0
@@ -118,8 +118,8 @@ def _fill(job: Job, folder: Path, say: Say, watch: Watch) -> Counts:
         for chunk in corpus.read(file, job.kind, job.keys):
             good, bad = corpus.documents(chunk, job.keys)
             _report(job, file, bad, counts, say)
-            for place, builder in enumerate(builders.values()):
-                _add(job, builder, [texts[place] for texts in good], counts)
+            for number, builder in enumerate(builders.values()):
+                _add(job, builder, [texts[number] for texts in good], counts)
             watch(done + chunk.position, total, counts)
         done += file.stat().st_size
     if not counts.documents:
@@ -147,20 +147,20 @@ def no_tree(why: str) -> MissingError:
     return MissingError(why, expected=expected, help="`mqo setup` makes the tree")
 
 
-def _add(job: Job, builder: Any, texts: Sequence[str], counts: Counts) -> None:
+def _add(job: IndexJob, builder: Any, texts: Sequence[str], counts: Counts) -> None:
     """Add the texts of one key; one without ids would be a sequence that teaches nothing."""
     end = [job.encoder.eod] if job.eod and job.encoder.eod is not None else []
-    found = [ids + end for ids in job.encoder.encode([text for text in texts if text]) if ids]
-    for ids in found:
+    encoded = [ids + end for ids in job.encoder.encode([text for text in texts if text]) if ids]
+    for ids in encoded:
         builder.add_document(ids, [len(ids)])
-    counts.documents += len(found)
-    counts.tokens += sum(map(len, found))
-    counts.skipped += len(texts) - len(found)
+    counts.documents += len(encoded)
+    counts.tokens += sum(map(len, encoded))
+    counts.skipped += len(texts) - len(encoded)
 
 
-def _report(job: Job, file: Path, bad: Sequence[corpus.Bad], counts: Counts, say: Say) -> None:
-    for one in bad:
-        text = f"{file}:{one.line}: {one.reason}"
+def _report(job: IndexJob, file: Path, bad: Sequence[corpus.Bad], counts: Counts, say: Say) -> None:
+    for document in bad:
+        text = f"{file}:{document.line}: {document.reason}"
         if job.strict:
             raise DataError(text, help="Correct the line, or leave out --strict to skip such lines")
         if counts.bad <= _SHOWN:

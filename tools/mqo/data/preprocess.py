@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mqo.data import encode
 from mqo.data.corpus import KINDS, find
-from mqo.data.pipeline import Counts, Job, index, no_tree
+from mqo.data.pipeline import Counts, IndexJob, index, no_tree
 from mqo.display import Count, Display, Say
 from mqo.errors import DataError, MqoError
 from mqo.megatron.run.progress import advance
@@ -27,12 +27,12 @@ TYPES = ("HuggingFaceTokenizer", "TikTokenizer", "GPT2BPETokenizer")
 
 def parser() -> argparse.ArgumentParser:
     """Return the options; names as in upstream's tool of the same name."""
-    made = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog="preprocess_data.py",
         description="Tokenize JSON lines into Megatron's .bin/.idx pair.",
         allow_abbrev=False,
     )
-    add = made.add_argument
+    add = options.add_argument
     texts = "files, folders or patterns; .gz and .zst are unpacked"
     add("--input", type=Path, nargs="+", required=True, help=texts)
     add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="one pair of files a key")
@@ -55,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     add("--log-interval", type=int, default=10_000, help="documents a progress line")
     add("--strict", action="store_true", help="stop at a bad line, rather than count it")
     add("--split-sentences", action="store_true", help="refused: see the message")
-    return made
+    return options
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -93,8 +93,10 @@ def run(args: argparse.Namespace) -> dict[str, int]:
     os.environ |= {"RAYON_NUM_THREADS": str(args.workers), "TOKENIZERS_PARALLELISM": "true"}
     files, keys = find(args.input, args.kind), tuple(args.json_keys)
     encoder = load_tokenizer(args)
-    job = Job(files, args.kind, keys, encoder, args.output_prefix, args.append_eod, args.strict)
-    shown, said = 0, []
+    job = IndexJob(
+        files, args.kind, keys, encoder, args.output_prefix, args.append_eod, args.strict
+    )
+    shown, messages = 0, []
 
     def watch(done: int, total: int, counts: Counts) -> None:
         nonlocal shown
@@ -104,12 +106,12 @@ def run(args: argparse.Namespace) -> dict[str, int]:
             print(f"{counts.documents:,} documents, {counts.tokens:,} tokens", flush=True)
 
     def say(line: str) -> None:
-        said.append(line)
+        messages.append(line)
         print(line, flush=True)
 
     counts = asdict(index(job, say, watch))
     if args.counts:
-        args.counts.write_text(json.dumps({"counts": counts, "said": said}), encoding="utf-8")
+        args.counts.write_text(json.dumps({"counts": counts, "said": messages}), encoding="utf-8")
     return counts
 
 
@@ -136,7 +138,7 @@ def build_index(
     program = Project.here().tree / "tools/preprocess_data.py"
     if not program.is_file():
         raise no_tree(f"There is no {program}")
-    display = Display.of(report)
+    display = Display.around(report)
     with display.live():
         watch = Count(display, "indexed").show
         facts = ask(program, [*words, "--counts"], error=DataError, watch=watch)
@@ -154,9 +156,9 @@ def _main() -> None:
     try:
         print(json.dumps(run(parse_args())))
     except MqoError as error:
-        if place := os.environ.get("MQO_FAILURE"):
+        if path := os.environ.get("MQO_FAILURE"):
             facts = {"found": error.found, "expected": error.expected, "help": error.help}
-            Path(place).write_text(json.dumps(facts), encoding="utf-8")
+            Path(path).write_text(json.dumps(facts), encoding="utf-8")
         raise
 
 

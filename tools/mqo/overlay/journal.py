@@ -137,9 +137,9 @@ def _read(path: Path, build: Callable[[dict[str, Any]], NoteT]) -> NoteT:
         "originals; what that command had written then counts as changed by hand: `mqo diff` "
         "shows it, and `mqo restore --force` undoes it"
     )
-    found = records.read(path, build, schema=SCHEMA, help=help, follow_link=False)
-    assert found is not None, "the caller saw it"
-    return found
+    note = records.read(path, build, schema=SCHEMA, help=help, follow_link=False)
+    assert note is not None, "the caller saw it"
+    return note
 
 
 def _moves(rows: Sequence[dict[str, Any]]) -> tuple[Move, ...]:

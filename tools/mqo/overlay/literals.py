@@ -32,8 +32,8 @@ def read_if_any(content: bytes) -> list[Literal]:
 
 def write(content: bytes, types: Mapping[str, str]) -> bytes:
     """Return `content` with the named sites' literals set; sites it does not hold are ignored."""
-    found = (literal for literal in read(content) if literal.site in types)
-    return splice(content, {literal: types[literal.site] for literal in found})
+    chosen = (literal for literal in read(content) if literal.site in types)
+    return splice(content, {literal: types[literal.site] for literal in chosen})
 
 
 def neutral(content: bytes) -> bytes:

@@ -73,17 +73,17 @@ def drift(
     """
     sources = sorted(p for p in paths if p.endswith(".py"))
     files = {path: FilePlan(read(path)) for path in sources}
-    found: dict[str, int | DriftError] = {}
+    results: dict[str, int | DriftError] = {}
     for entry in series.entries:
         trial = dict(files)
         try:
             _plan_entry(series, entry, version, trial, sources)
         except DriftError as error:
-            found[entry.name] = error
+            results[entry.name] = error
         else:
             files = trial
-            found[entry.name] = sum(entry.name in dict(f.stages) for f in files.values())
-    return found
+            results[entry.name] = sum(entry.name in dict(f.stages) for f in files.values())
+    return results
 
 
 def _plan_entry(

@@ -103,8 +103,8 @@ class Manifest:
     @property
     def objects(self) -> set[str]:
         """Return the SHA-256 of every content that the files' rows refer to."""
-        found = {digest for file in self.files.values() for _, digest in file.stages}
-        return found | {file.pristine for file in self.files.values() if file.pristine}
+        digests = {digest for file in self.files.values() for _, digest in file.stages}
+        return digests | {file.pristine for file in self.files.values() if file.pristine}
 
     def touched_by(self, entry: str) -> list[str]:
         """Return the files that `entry` changed, sorted."""
@@ -158,8 +158,8 @@ def read(
         if path.exists() and not (path.is_file() and (follow_link or not path.is_symlink())):
             raise ValueError("it is no plain file")
         table = json.loads(read_bytes(path))  # paths in it need not be UTF-8
-        found = table.pop("schema")
-        if found == schema:
+        version = table.pop("schema")
+        if version == schema:
             return build(table)
     except NoFileError:
         return None
@@ -168,7 +168,7 @@ def read(
             f"{path} is damaged ({error})", expected="the record that mqo wrote there", help=help
         ) from error
     raise OverlayError(
-        f"{path} has schema {found}, written by another version of mqo",
+        f"{path} has schema {version}, written by another version of mqo",
         expected=f"schema {schema}",
         help=f"Use that version. Or: {help}",
     )

@@ -11,7 +11,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from mqo.errors import DriftError
-from mqo.overlay.drift import describe, in_upstream
+from mqo.overlay.drift import in_upstream, locations_text
 from mqo.overlay.edits import (
     AddImport,
     AddParameters,
@@ -59,16 +59,16 @@ def rewrite(
             changes.find(edit)
         except CountOffError as off:
             origin = source if pristine is None else pristine
-            found = in_upstream(off.found, origin, source)
+            places = in_upstream(off.places, origin, source)
             near = None if off.near is None else in_upstream(off.near, origin, source)
             raise DriftError(
                 f"{file.path}, in {edit.scope or 'the module'}: {off}"
-                + describe(file.path, found, near),
+                + locations_text(file.path, places, near),
                 expected=f"the structure that patch '{entry}' knows from megatron-core {version}",
                 help="`mqo status` shows which version the tree holds; "
                 "a new upstream version needs the patch to be revised in patches/",
             ) from None
-    return changes.made().bytes
+    return changes.module_with_changes().bytes
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class _Changes:
                 for hit in self._hits(edit.scope, (edit.anchor,)):
                     self._replace(hit, edit.code)
 
-    def made(self) -> cst.Module:
+    def module_with_changes(self) -> cst.Module:
         """Return the module with everything that was noted."""
         maker = _Maker(self)
         module = self.module.visit(maker)
@@ -222,10 +222,10 @@ def _behind_last(params: Sequence[cst.Param], added: Sequence[cst.Param]) -> lis
 
 def _operand(hit: cst.CSTNode, name: str) -> cst.Name:
     """Return the only occurrence of `name` in a match."""
-    found = [node for node in Scope(hit).nodes if isinstance(node, cst.Name) and node.value == name]
-    if len(found) != 1:
-        raise CountOffError(f"operand `{name}` occurs {len(found)} times in a match")
-    return found[0]
+    names = [node for node in Scope(hit).nodes if isinstance(node, cst.Name) and node.value == name]
+    if len(names) != 1:
+        raise CountOffError(f"operand `{name}` occurs {len(names)} times in a match")
+    return names[0]
 
 
 def _behind_imports(module: cst.Module) -> int:

@@ -40,9 +40,9 @@ def read_table(path: Path, kind: type[RowT], schema: int) -> RowT:
         raise refusal(path, error.clause) from error
     except UntrustedFileError as error:
         raise refusal(path, f"is no TOML ({error.clause})") from error
-    found = table.pop("schema", None)
-    if type(found) is not int or found != schema:
-        has = "no schema" if found is None else f"schema {reprlib.repr(found)}"
+    version = table.pop("schema", None)
+    if type(version) is not int or version != schema:
+        has = "no schema" if version is None else f"schema {reprlib.repr(version)}"
         raise refusal(path, f"has {has}", expected=f"schema {schema}, which this mqo reads")
     return build(kind, table, path)
 
@@ -74,11 +74,11 @@ def build(kind: type[RowT], table: object, path: Path, where: str = "", **given:
     return kind(**values, **given)
 
 
-def refusal(path: Path, found: str, expected: str = "") -> TableError:
+def refusal(path: Path, fault: str, expected: str = "") -> TableError:
     """Return the error for a table: `found` says where in the file, and what."""
-    joint = " " if found.startswith(("cannot", "is ", "has ")) else ": "
+    joint = " " if fault.startswith(("cannot", "is ", "has ")) else ": "
     return TableError(
-        f"{path}{joint}{' '.join(found.split())}",
+        f"{path}{joint}{' '.join(fault.split())}",
         expected=expected or "a table as docs/overlay.md describes it",
         help="Correct the file; `git diff` shows what was changed in it. Nothing was changed",
     )

@@ -66,9 +66,9 @@ class Entry:
             return codemod
         raise self.failure("has no CODEMOD", "CODEMOD, a Codemod")
 
-    def failure(self, found: str, expected: str = "a patch that runs") -> TableError:
+    def failure(self, fault: str, expected: str = "a patch that runs") -> TableError:
         """Return the error for the entry's source."""
-        text = " ".join(found.split())
+        text = " ".join(fault.split())
         return TableError(
             f"{self.source} {text}",
             expected=expected,
@@ -124,7 +124,7 @@ class Series:
         return cls(tuple(entries), table.supported, ours)
 
     @classmethod
-    def of(cls, project: Project) -> Series:
+    def of_project(cls, project: Project) -> Series:
         """Return the project's series, for its own tree and for others."""
         return cls.load(project.patches, ours=project.ours)
 
@@ -177,15 +177,15 @@ class Series:
 
 def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
     """Return {path in a tree: content} of an "add" entry's files: mqo's, else those at `root`."""
-    found = {}
+    files = {}
     for name in entry.files:
         start = runtime.origin(name) or root / name
         for path in (start, *sorted(start.rglob("*"))):
             if path.is_file() and "__pycache__" not in path.parts:
-                found[(PurePosixPath(name) / path.relative_to(start)).as_posix()] = (
+                files[(PurePosixPath(name) / path.relative_to(start)).as_posix()] = (
                     path.read_bytes()
                 )
-    return found
+    return files
 
 
 def _check_entry(entry: Entry, path: Path, where: str, above: Collection[str]) -> None:

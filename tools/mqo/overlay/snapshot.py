@@ -75,7 +75,9 @@ def snapshot(
 def _add_runtime(folder: Path, manifest: Manifest) -> None:
     """Add the runtime of the running mqo to a copy of the project's own tree, which has none."""
     if runtime.ENTRY in manifest.names and not (folder / runtime.FOLDER).exists():
-        for path, content in added_files(Series.of(Project.here())[runtime.ENTRY], folder).items():
+        for path, content in added_files(
+            Series.of_project(Project.here())[runtime.ENTRY], folder
+        ).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             _write(folder / path, content)
 
@@ -87,12 +89,12 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
 
 def _write_types(folder: Path, sites: list[str], wanted: Mapping[str, str]) -> dict[str, str]:
     """Set the copy's literals; what they then say."""
-    said: dict[str, str] = {}
+    types: dict[str, str] = {}
     for path in sites:
         content = with_types((folder / path).read_bytes(), wanted)
         _write(folder / path, content)
-        said |= {literal.site: literal.value for literal in literals.read(content)}
-    return said
+        types |= {literal.site: literal.value for literal in literals.read(content)}
+    return types
 
 
 def _check_written(target: Path, types: Mapping[str, str], written: Mapping[str, str]) -> None:

@@ -53,18 +53,18 @@ class Change:
 class Recovered:
     """What `recover` did about a command that was cut off: finished it, or undid its preparation.
 
-    `what` is what was finished: "3 files", or a folder. An empty `command` had either noted down
-    nothing yet, or was done and clearing up.
+    `result` is what was finished: "3 files", or a folder. `command` is empty if the command was
+    killed before it wrote its name, or while it cleaned up at its end.
     """
 
     finished: bool
     command: str
-    what: str = ""
+    result: str = ""
 
     def __str__(self) -> str:
         who = f"'{self.command}'" if self.command else "a command"
         if self.finished:
-            return f"{who} had been killed half-way; finished it first ({self.what})"
+            return f"{who} had been killed half-way; finished it first ({self.result})"
         if not self.command:
             return "a command had been killed; cleared away what it left"
         return f"{who} had been killed before it changed anything; cleared away what it prepared"
@@ -104,14 +104,14 @@ def commit(
 
 
 @contextmanager
-def typed_errors(place: Path, expected: str, help: str) -> Iterator[None]:
+def typed_errors(target: Path, expected: str, help: str) -> Iterator[None]:
     """Raise DiskFullError or OverlayError for an error of the system in writing at `place`."""
     try:
-        with full_disk_of(place):
+        with full_disk_of(target):
             yield
     except OSError as error:
         raise OverlayError(
-            f"{place} could not be written ({_reason(error)})", expected=expected, help=help
+            f"{target} could not be written ({_reason(error)})", expected=expected, help=help
         ) from error
 
 

@@ -305,9 +305,9 @@ def version_of(files: dict[str, bytes], origin: str) -> str:
         }
         return ".".join(str(values[part]) for part in ("MAJOR", "MINOR", "PATCH"))
     except (KeyError, SyntaxError, ValueError, RecursionError) as error:
-        what = f"states no {error}" if isinstance(error, KeyError) else f"is no Python ({error})"
+        fault = f"states no {error}" if isinstance(error, KeyError) else f"is no Python ({error})"
         raise VendorError(
-            f"{origin}: {PACKAGE_INFO} {what}",
+            f"{origin}: {PACKAGE_INFO} {fault}",
             expected="MAJOR, MINOR and PATCH, as every release has",
         ) from error
 

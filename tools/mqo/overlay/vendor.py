@@ -86,10 +86,10 @@ def vendor(
                 )
         if source is None and release != pin.version:
             source = wheel_of(pin, release, cache, report)
-        files, found, origin = _collect(pin, cache, source, report)
+        files, found_version, origin = _collect(pin, cache, source, report)
         hashes = {path: sha256(data) for path, data in files.items()}
-        _place(tree, pin, files, Upstream(found, origin, running_python(), hashes))
-        return Vendored(found, origin, len(files))
+        _place(tree, pin, files, Upstream(found_version, origin, running_python(), hashes))
+        return Vendored(found_version, origin, len(files))
 
 
 def _collect(pin: Pin, cache: Path, source: Path | None, report: Say) -> tuple[Files, str, str]:

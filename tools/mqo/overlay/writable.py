@@ -25,16 +25,16 @@ def check_store(root: Path) -> None:
             expected="the folder of this tree's records, or nothing",
             help="Move it away",
         )
-    for place in (store, *(store / name for name in (*LOCK_FILES, JOURNAL, INCOMING))):
-        if place.is_symlink():
+    for path in (store, *(store / name for name in (*LOCK_FILES, JOURNAL, INCOMING))):
+        if path.is_symlink():
             raise OverlayError(
-                f"{place} is a symbolic link; nothing was changed",
+                f"{path} is a symbolic link; nothing was changed",
                 expected="a file or folder of this tree's own",
                 help="See where it leads, and remove it",
             )
-        if place.name in (*LOCK_FILES, JOURNAL) and place.is_dir():
+        if path.name in (*LOCK_FILES, JOURNAL) and path.is_dir():
             raise OverlayError(
-                f"{place} is a folder; nothing was changed",
+                f"{path} is a folder; nothing was changed",
                 expected="a file of mqo's, or nothing",
                 help="Move it away",
             )
@@ -57,11 +57,11 @@ def check_writable(root: Path, path: str) -> None:
             expected="files in their places, in folders of the tree's own file system",
             help="Move it away",
         )
-    for place in (file, folder) if file.exists() else (folder,):
+    for target in (file, folder) if file.exists() else (folder,):
         # The mode counts for root, too, whom the kernel would let through.
-        if not place.stat().st_mode & 0o222 or not os.access(place, os.W_OK):
+        if not target.stat().st_mode & 0o222 or not os.access(target, os.W_OK):
             raise OverlayError(
-                f"{place} is read-only; nothing was changed",
+                f"{target} is read-only; nothing was changed",
                 expected="a tree that may be written, which a run's own source is not",
                 help="Change the tree that runs are made from, or see `ls -l`",
             )

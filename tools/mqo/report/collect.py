@@ -178,7 +178,7 @@ class LeftOut:
 
 
 def find(
-    places: Iterable[Path], skip: Callable[[UntrustedFileError], None] = lambda error: None
+    paths: Iterable[Path], skip: Callable[[UntrustedFileError], None] = lambda error: None
 ) -> list[tuple[str, RunFolder]]:
     """Return (name, run) of each run folder among `places` and below them, by name in each place.
 
@@ -186,25 +186,25 @@ def find(
 
     RunError for a place that is not there, and for none at all.
     """
-    found: dict[Path, str] = {}
-    places = list(places)
-    for place in places:
-        if not place.is_dir():
-            raise RunError(f"There is no folder {place}", expected="a run, or a folder of runs")
-        root = place.resolve()
-        for path in filter(is_run, walk_folders(root, is_run, skip)):
-            name = path.relative_to(root.parent if path == root or len(places) > 1 else root)
-            found.setdefault(path, name.as_posix())
-    if not found:
+    names: dict[Path, str] = {}
+    paths = list(paths)
+    for path in paths:
+        if not path.is_dir():
+            raise RunError(f"There is no folder {path}", expected="a run, or a folder of runs")
+        root = path.resolve()
+        for run_path in filter(is_run, walk_folders(root, is_run, skip)):
+            name = run_path.relative_to(root.parent if run_path == root or len(paths) > 1 else root)
+            names.setdefault(run_path, name.as_posix())
+    if not names:
         raise RunError(
-            f"{', '.join(map(str, places))} holds no run",
+            f"{', '.join(map(str, paths))} holds no run",
             expected="folders with a cell.json",
             help="script/train_config.py and `mqo sweep` make some",
         )
-    return [(name, RunFolder(path)) for path, name in found.items()]
+    return [(name, RunFolder(run_path)) for run_path, name in names.items()]
 
 
-def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
+def collect(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
     """Return the runs at `places`: those that ended well, and the others with their reasons."""
     runs: list[Run] = []
     left_out: list[LeftOut] = []
@@ -212,20 +212,20 @@ def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
     def skip(error: UntrustedFileError) -> None:
         left_out.append(LeftOut(shown(error.path), "unreadable", error.clause))
 
-    for name, folder in find(places, skip):
+    for name, folder in find(paths, skip):
         match _read(name, folder):
             case Run() as run:
                 runs.append(run)
             case LeftOut() as other:
                 left_out.append(other)
-    for place in places:
-        left_out += _not_started(place)
+    for path in paths:
+        left_out += _not_started(path)
     return runs, left_out
 
 
-def _not_started(place: Path) -> Iterator[LeftOut]:
+def _not_started(path: Path) -> Iterator[LeftOut]:
     """Yield the runs that sweeps have not started."""
-    for folder in walk_folders(place, is_run, lambda error: None):
+    for folder in walk_folders(path, is_run, lambda error: None):
         for entry in SweepFolder(folder).read():
             if entry.run is None:
                 yield LeftOut(entry.name, "not started", "its sweep has not come to it")
@@ -282,7 +282,7 @@ def _run(
     result: Result,
     metrics: Mapping[str, Series],
 ) -> Run:
-    of, (command, env) = config.experiment, command_of(folder)
+    experiment, (command, env) = config.experiment, command_of(folder)
     facts = parsed(folder.environment, Environment)
     device = parsed(folder.device, Device) if folder.device.exists() else Device()
     types = dict.fromkeys(quantizing_libraries(folder), UNNAMED) | config.quantization.library_types
@@ -290,19 +290,19 @@ def _run(
     return Run(
         folder=folder,
         name=name,
-        model=of.model_name,
-        dataset=of.dataset.name,
-        config=of.training.name,
-        dtype=of.dtype,
+        model=experiment.model_name,
+        dataset=experiment.dataset.name,
+        config=experiment.training.name,
+        dtype=experiment.dtype,
         label=config.mode_label + changed,
         variant=config.quantization.name + changed,
         types=types | result.types,
         setting=_setting(config, command, facts),
-        data_file=own_data(of.data_prefix, of.extra_flags) or "",
+        data_file=own_data(experiment.data_prefix, experiment.extra_flags) or "",
         seed=" ".join(flag_values(command, "--seed")) or "default",
         continued=facts.inputs is not None and facts.inputs.iteration is not None,
         steps=result.iterations,
-        tokens_per_step=length(of).tokens_per_step,
+        tokens_per_step=length(experiment).tokens_per_step,
         vocabulary=result.vocab_size,
         train=last_of_each_step(metrics[TRAIN_LOSS]),
         valid=last_of_each_step(metrics.get(VALID_LOSS, [])),
@@ -328,16 +328,24 @@ def _coverage(folder: RunFolder) -> Coverage:
     return parsed(folder.coverage, Coverage) if folder.coverage.exists() else Coverage()
 
 
-def changed_quantization(run: RunFolder, how: Quantization) -> str:
+def changed_quantization(run: RunFolder, quantization: Quantization) -> str:
     """Return what a run changed in its mode or recipe, to follow the name.
 
     Options of the quantizers change nothing in a run whose sites quantize nothing.
     """
-    unnamed = quantizing_libraries(run) - how.library_types.keys()
+    unnamed = quantizing_libraries(run) - quantization.library_types.keys()
     texts = library_labels(dict.fromkeys(unnamed, UNNAMED))
-    if not how.types or set(how.types.values()) != {NONE} or how.schedule:
-        texts += [f"{how.gemms} GEMMs"] if how.gemms != "fprop" and how.recipe is None else []
-        texts += _options(run, how.recipe.options if how.recipe else {})
+    if (
+        not quantization.types
+        or set(quantization.types.values()) != {NONE}
+        or quantization.schedule
+    ):
+        texts += (
+            [f"{quantization.gemms} GEMMs"]
+            if quantization.gemms != "fprop" and quantization.recipe is None
+            else []
+        )
+        texts += _options(run, quantization.recipe.options if quantization.recipe else {})
     return "".join(f", {text}" for text in texts)
 
 
@@ -349,10 +357,10 @@ def quantizing_libraries(run: RunFolder) -> set[str]:
 
 def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
     """Yield the quantizers' options but for `own`, and the layers left out."""
-    said = parsed(run.quant_config, QuantToml)
-    chosen = said.quantizer.items()
+    config = parsed(run.quant_config, QuantToml)
+    chosen = config.quantizer.items()
     yield from (f"{name} {value}" for name, value in chosen if own.get(name) != value)
-    yield from (f"without {glob}" for glob in said.layers.exclude)
+    yield from (f"without {glob}" for glob in config.layers.exclude)
 
 
 def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> dict[str, str]:
@@ -366,8 +374,8 @@ def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> d
     marks = sorted(
         [Path(path).name, sorted(asdict(mark).items(), key=str)] for path, mark in files.items()
     )
-    said = flag_values(command, "--data-path")
-    weights = [word for word in said if not files or is_number(word)]
+    data_path = flag_values(command, "--data-path")
+    weights = [word for word in data_path if not files or is_number(word)]
     digest = hashlib.sha256(json.dumps([marks, weights]).encode()).hexdigest()[:8]
     return kept | {"data": digest, "without": " ".join(config.placement.without)}
 

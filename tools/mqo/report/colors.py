@@ -61,8 +61,8 @@ class Look:
 def family(types: Mapping[str, str]) -> str:
     """Return what gives a run with these types its color: a format, 'mixed', or 'none'."""
     used = {kind for kind in types.values() if kind != "none"}
-    one = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
-    return one if one in LIGHT else "mixed"
+    name = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
+    return name if name in LIGHT else "mixed"
 
 
 def look(types: Mapping[str, str]) -> Look:
@@ -93,17 +93,17 @@ SYMBOLS = (
 def symbols(looks: Sequence[Look]) -> list[Symbol]:
     """Return a symbol each: the first one, but for those whose look another one has before."""
     seen: Counter[Look] = Counter()
-    found = []
-    for one in looks:
-        found.append(SYMBOLS[seen[one] % len(SYMBOLS)])
-        seen[one] += 1
-    return found
+    chosen = []
+    for item in looks:
+        chosen.append(SYMBOLS[seen[item] % len(SYMBOLS)])
+        seen[item] += 1
+    return chosen
 
 
 def legend(types: Sequence[Mapping[str, str]]) -> tuple[str, str]:
     """Return in words what the colors of these runs mean, and what their dashes do."""
-    families = sorted({family(one) for one in types} - {"none"})
+    families = sorted({family(run_types) for run_types in types} - {"none"})
     named = [f"{name} {NAMES[name]}" for name in families]
-    dashes = {look(one).dash for one in types if family(one) != "none"}
-    lines = [what for dash, what in SITES_OF.items() if dash in dashes]
+    dashes = {look(run_types).dash for run_types in types if family(run_types) != "none"}
+    lines = [text for dash, text in SITES_OF.items() if dash in dashes]
     return "; ".join((*named, f"unquantized {NAMES['none']}")), "; ".join(lines)

@@ -85,26 +85,26 @@ def compare(
     for run in runs:
         key = (run.model, run.dataset, run.config, frozenset(run.setting.items()), run.steps)
         kinds.setdefault(key, []).append(run)
-    made, replaced = [], []
+    groups, replaced = [], []
     for key in sorted(kinds, key=lambda key: key[:3]):
         newest = {(run.variant, run.seed): run for run in kinds[key]}
         replaced += _replaced(kinds[key], newest)
         namesakes = [other for other in kinds if other[:3] == key[:3] and other != key]
         others = [kinds[other][0] for other in namesakes]
-        made.append(_group(tuple(newest.values()), others, tolerance))
-    return made, replaced
+        groups.append(_group(tuple(newest.values()), others, tolerance))
+    return groups, replaced
 
 
 def _replaced(runs: Iterable[Run], newest: Mapping[tuple, Run]) -> list[LeftOut]:
-    found = []
+    repeated = []
     for run in runs:
         later = newest[run.variant, run.seed]
         if later is not run:
             same = run.train == later.train and run.valid == later.valid
             words = "its losses are the same to the last bit" if same else "its losses differ"
             text = f"same configuration and seed as {later.name}, which comes later; {words}"
-            found.append(LeftOut(run.name, "repeated", text))
-    return found
+            repeated.append(LeftOut(run.name, "repeated", text))
+    return repeated
 
 
 def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Group:
@@ -126,9 +126,11 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
 
 def _differs(run: Run, others: Sequence[Run]) -> list[str]:
     """Return what tells the group from those of the same title: data, steps, flags, inputs."""
-    own, *rest = (_settings(one) for one in (run, *others))
-    names = {name for one in (own, *rest) for name in one}
-    apart = {name for name in names if any(one.get(name) != own.get(name) for one in rest)}
+    own, *rest = (_settings(settings) for settings in (run, *others))
+    names = {name for settings in (own, *rest) for name in settings}
+    apart = {
+        name for name in names if any(settings.get(name) != own.get(name) for settings in rest)
+    }
     apart -= {name for name, better in _IMPLIED.items() if better in apart}
     return [
         f"{name} {_shown(name, own, rest)}".rstrip() if name in own else f"no {name}"
@@ -143,7 +145,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 def _shown(name: str, own: Mapping[str, str], rest: Sequence[Mapping[str, str]]) -> str:
     """Return a setting; of a path the last part, if no other group has the same one."""
-    value, others = own[name], [one[name] for one in rest if name in one]
+    value, others = own[name], [settings[name] for settings in rest if name in settings]
     short = PurePath(value).name if value.startswith("/") else value
     return value if short in (PurePath(other).name for other in others if other != value) else short
 
@@ -157,8 +159,8 @@ def _cautions(runs: Sequence[Run]) -> list[str]:
         "machines": lambda run: run.machine,
     }
     counts = {name: len({fact(run) for run in runs}) for name, fact in facts.items()}
-    found = [f"{count} {name}" for name, count in counts.items() if count > 1]
+    cautions = [f"{count} {name}" for name, count in counts.items() if count > 1]
     for kind in sorted({kind for run in runs for kind in run.implementation}):
         taken = sorted({run.implementation[kind] for run in runs if kind in run.implementation})
-        found += [f"different {kind} ({'; '.join(taken)})"] if len(taken) > 1 else []
-    return found
+        cautions += [f"different {kind} ({'; '.join(taken)})"] if len(taken) > 1 else []
+    return cautions

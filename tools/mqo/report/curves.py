@@ -47,11 +47,11 @@ class Curve:
 def of_group(group: Group) -> list[Curve]:
     """Return one curve per variant, in the order of the group's rows."""
     shapes = symbols([look(row.types) for row in group.rows])
-    made = []
+    curves = []
     for row, shape in zip(group.rows, shapes, strict=True):
         bases = [None if row.variant == BASELINE else group.baseline(run) for run in row.runs]
-        made.append(_curve(row.variant, row.label, row.types, shape, row.runs, bases))
-    return made
+        curves.append(_curve(row.variant, row.label, row.types, shape, row.runs, bases))
+    return curves
 
 
 def _curve(
@@ -114,15 +114,15 @@ def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
     Raises:
         RunError: a run recorded no loss, or has a configuration that cannot be read.
     """
-    found = [_single(folder) for folder in folders]
-    baselines = {(run.setting, run.seed): run for run in found if run.is_baseline}
+    singles = [_single(folder) for folder in folders]
+    baselines = {(run.setting, run.seed): run for run in singles if run.is_baseline}
     together: dict[tuple, list[_Single]] = {}
     seen: Counter[tuple] = Counter()
-    for run in found:
-        what = (run.label, run.setting, run.types)
+    for run in singles:
+        key = (run.label, run.setting, run.types)
         # A run that is given twice is not a second seed.
-        together.setdefault((*what, seen[*what, run.seed]), []).append(run)
-        seen[*what, run.seed] += 1
+        together.setdefault((*key, seen[*key, run.seed]), []).append(run)
+        seen[*key, run.seed] += 1
     shapes = symbols([look(dict(runs[0].types)) for runs in together.values()])
     return [
         _curve(
@@ -144,19 +144,19 @@ def _single(run: RunFolder) -> _Single:
     if not train and not valid:
         raise RunError(f"{run.root} recorded no loss", expected=f"rows in {run.metrics.name}")
     config = RunConfig.read(run)
-    said, of = parsed(run.quant_config, QuantToml), config.experiment
+    quantization, experiment = parsed(run.quant_config, QuantToml), config.experiment
     types = dict.fromkeys(quantizing_libraries(run), UNNAMED) | config.quantization.library_types
-    types |= said.asked
-    flags = list(of.extra_flags)
+    types |= quantization.asked
+    flags = list(experiment.extra_flags)
     seed = " ".join(flag_values(flags, SEED))
-    setting = of.model_dump(mode="json", exclude={"extra_flags"})
+    setting = experiment.model_dump(mode="json", exclude={"extra_flags"})
     rest = [word for word in flags if word not in (SEED, seed)]
     return _Single(
         label=_label(run, config),
         setting=json.dumps([setting, rest], sort_keys=True),
         seed=seed,
         types=tuple(sorted(types.items())),
-        is_baseline=not said.schedule and set(types.values()) <= {NONE},
+        is_baseline=not quantization.schedule and set(types.values()) <= {NONE},
         train=train,
         valid=valid,
         vocabulary=_vocabulary(run),
@@ -164,9 +164,10 @@ def _single(run: RunFolder) -> _Single:
 
 
 def _label(run: RunFolder, config: RunConfig) -> str:
-    of = config.experiment
     mode = config.mode_label + changed_quantization(run, config.quantization)
-    return f"{of.model_name} {of.dataset.name} {mode}, {of.training.name}, {of.dtype}"
+    experiment = config.experiment
+    names = f"{experiment.model_name} {experiment.dataset.name} {mode}"
+    return f"{names}, {experiment.training.name}, {experiment.dtype}"
 
 
 def _vocabulary(run: RunFolder) -> int | None:

@@ -47,10 +47,11 @@ class Evidence:
 
 def evidence(gaps: Sequence[Sequence[float] | None]) -> list[Evidence | None]:
     """Return what each variant's gaps show, together one comparison; None for those without any."""
-    found = [_alone(tuple(values)) if values else None for values in gaps]
-    adjusted = iter(holm([one.p for one in found if one and one.p is not None]))
+    results = [_alone(tuple(values)) if values else None for values in gaps]
+    adjusted = iter(holm([result.p for result in results if result and result.p is not None]))
     return [
-        replace(one, adjusted=next(adjusted)) if one and one.p is not None else one for one in found
+        replace(result, adjusted=next(adjusted)) if result and result.p is not None else result
+        for result in results
     ]
 
 
@@ -88,9 +89,9 @@ def _bootstrap(values: tuple[float, ...]) -> tuple[float, float] | None:
 
     if len(values) < LEAST_OF_BOOTSTRAP or len(set(values)) == 1:
         return None
-    found = (
+    interval = (
         package("scipy.stats")
         .bootstrap((values,), np.mean, confidence_level=LEVEL, n_resamples=RESAMPLES, rng=0)
         .confidence_interval
     )
-    return (float(found.low), float(found.high)) if math.isfinite(found.low) else None
+    return (float(interval.low), float(interval.high)) if math.isfinite(interval.low) else None

@@ -57,9 +57,9 @@ def replaced(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         full_disk_of(target.parent),
-        temporary_folder(f".{target.name}-", target.parent) as place,
+        temporary_folder(f".{target.name}-", target.parent) as folder,
     ):
-        new, old = place / "new", place / "old"
+        new, old = folder / "new", folder / "old"
         new.mkdir()
         yield new
         if target.exists():

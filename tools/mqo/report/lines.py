@@ -33,12 +33,12 @@ def summary(group: Group) -> Iterator[str]:
         yield f"  {short:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {shown(gap)}"
         if words := unseen(gap):
             yield from _wrapped(words, " " * (width + 4))
-    found = group.verdict
-    if found.choice:
-        rule = f"By the rule of docs/report.md, with T = {found.tolerance:.2%}"
-        firm = "." if not found.doubts else ", but the evidence does not separate the modes:"
+    verdict = group.verdict
+    if verdict.choice:
+        rule = f"By the rule of docs/report.md, with T = {verdict.tolerance:.2%}"
+        firm = "." if not verdict.doubts else ", but the evidence does not separate the modes:"
         yield from _wrapped(f"{rule}, take {group.choice}{firm}")
-    for text in found.doubts:
+    for text in verdict.doubts:
         yield from _wrapped(text)
 
 

@@ -45,11 +45,11 @@ def maps(runs: Iterable[Mapping[str, Series]]) -> list[Map]:
         lambda: defaultdict(list)
     )
     for name, series in (item for metrics in runs for item in metrics.items()):
-        found = _NAME.fullmatch(name)
-        if found is None or found["quantity"] not in QUANTITIES:
+        match = _NAME.fullmatch(name)
+        if match is None or match["quantity"] not in QUANTITIES:
             continue
-        block = _BLOCK.search(found["layer"])
-        key = f"{found['site']}.{found['operand']}", found["quantity"]
+        block = _BLOCK.search(match["layer"])
+        key = f"{match['site']}.{match['operand']}", match["quantity"]
         for step, value in series:
             cells[key][int(block[1]) if block else OUTSIDE, step].append(value)
     order = list(QUANTITIES)
@@ -89,9 +89,9 @@ def shown(quantity: str, value: float) -> str:
     return f"{value:.1f} dB" if quantity == "sqnr_db" else f"{value:.2%}"
 
 
-def ranges(found: Iterable[Map]) -> dict[str, tuple[float, float]]:
+def ranges(grids: Iterable[Map]) -> dict[str, tuple[float, float]]:
     """Return {quantity: its least and largest value}, which maps that are compared share."""
     known: dict[str, list[float]] = defaultdict(list)
-    for one in found:
-        known[one.quantity] += [v for row in one.values for v in row if math.isfinite(v)]
+    for grid in grids:
+        known[grid.quantity] += [v for row in grid.values for v in row if math.isfinite(v)]
     return {quantity: (min(values), max(values)) for quantity, values in known.items() if values}

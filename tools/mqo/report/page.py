@@ -70,7 +70,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
     return environment.get_template("page.html.j2").render(
         groups=groups,
         curves=curves,
-        shown=[one["shown"] for one in drawn],
+        shown=[group["shown"] for group in drawn],
         operands=operands,
         maps=packed(json.dumps(operands)),
         left_out=left_out,
@@ -116,13 +116,13 @@ def _listed(change: FileChange) -> dict[str, Any]:
 
 
 def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    gaps = [_gap(row, found) for row in group.forest if (found := row.evidence["gap"])]
+    gaps = [_gap(row, gap) for row in group.forest if (gap := row.evidence["gap"])]
     return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)}
 
 
-def _gap(row: Row, found: Evidence) -> dict[str, Any]:
+def _gap(row: Row, gap: Evidence) -> dict[str, Any]:
     """Return what the forest plot shows of a variant."""
-    values = {name: getattr(found, name) for name in ("mean", "low", "high")}
+    values = {name: getattr(gap, name) for name in ("mean", "low", "high")}
     finite = {name: None if x is None or not math.isfinite(x) else x for name, x in values.items()}
     return {"variant": row.variant, "label": row.label, "look": asdict(look(row.types))} | finite
 
@@ -147,9 +147,9 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 def _points(band: Band) -> dict[str, list]:
     """Return {x: steps, y: means}, and the range if there is one; None for what is not finite."""
-    made: dict[str, list] = {"x": list(band.steps), "y": _values(band.mean)}
+    points: dict[str, list] = {"x": list(band.steps), "y": _values(band.mean)}
     several = band.low != band.high
-    return made | ({"low": _values(band.low), "high": _values(band.high)} if several else {})
+    return points | ({"low": _values(band.low), "high": _values(band.high)} if several else {})
 
 
 def _values(values: Sequence[float], digits: int = 7) -> list[float | None]:
@@ -158,17 +158,19 @@ def _values(values: Sequence[float], digits: int = 7) -> list[float | None]:
 
 def _operands(group: Group) -> dict[str, Any]:
     """Return each variant's maps, for all seeds, and the range of each quantity in all of them."""
-    found = {row.variant: maps(run.quantizers for run in row.runs) for row in group.rows}
+    by_variant = {row.variant: maps(run.quantizers for run in row.runs) for row in group.rows}
     return {
-        "ranges": ranges(one for these in found.values() for one in these),
-        "maps": {name: [_map(one) for one in these] for name, these in found.items() if these},
+        "ranges": ranges(grid for these in by_variant.values() for grid in these),
+        "maps": {
+            name: [_map(grid) for grid in these] for name, these in by_variant.items() if these
+        },
     }
 
 
-def _map(one: Map) -> dict[str, Any]:
-    values = [_values(row, 4) for row in one.values]
-    about = {"title": f"{one.operand} {QUANTITIES[one.quantity]}", "quantity": one.quantity}
-    return about | {"x": one.steps, "y": one.rows, "z": values}
+def _map(grid: Map) -> dict[str, Any]:
+    values = [_values(row, 4) for row in grid.values]
+    about = {"title": f"{grid.operand} {QUANTITIES[grid.quantity]}", "quantity": grid.quantity}
+    return about | {"x": grid.steps, "y": grid.rows, "z": values}
 
 
 # -- what the page carries ------------------------------------------------------------------------
@@ -202,24 +204,24 @@ def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
     return f"{spread.mean * scale:{form}}{more}".replace("-", MINUS)
 
 
-def shown(found: Evidence | None, digits: int = 2) -> str:
+def shown(gap: Evidence | None, digits: int = 2) -> str:
     """Return a relative difference in percent, and the interval of its mean where there is one."""
-    if found is None:
+    if gap is None:
         return NOTHING
-    if not math.isfinite(found.mean):
+    if not math.isfinite(gap.mean):
         return "not finite"
-    text = f"{100 * found.mean:+.{digits}f}%"
-    if found.low is not None and found.high is not None:
-        text += f" [{100 * found.low:+.{digits}f}, {100 * found.high:+.{digits}f}]"
+    text = f"{100 * gap.mean:+.{digits}f}%"
+    if gap.low is not None and gap.high is not None:
+        text += f" [{100 * gap.low:+.{digits}f}, {100 * gap.high:+.{digits}f}]"
     return text.replace("-", MINUS)
 
 
-def unseen(found: Evidence | None, digits: int = 2) -> str:
+def unseen(gap: Evidence | None, digits: int = 2) -> str:
     """Return what to say of a difference that was not seen; nothing of others."""
-    if found is None or found.seen is not False or found.smallest is None:
+    if gap is None or gap.seen is not False or gap.smallest is None:
         return ""
-    count = len(found.values)
-    return f"no difference seen; {count} seeds would show {found.smallest:.{digits}%}"
+    count = len(gap.values)
+    return f"no difference seen; {count} seeds would show {gap.smallest:.{digits}%}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:

@@ -117,9 +117,9 @@ class Gap:
 def draw_gaps(group: Group, target: Path) -> None:
     """Draw a comparison's gaps to `target`_gaps.png, .svg and .pdf; nothing without any."""
     gaps = [
-        Gap(row.label, look(row.types).light, found)
+        Gap(row.label, look(row.types).light, evidence)
         for row in group.forest
-        if (found := row.evidence["gap"])
+        if (evidence := row.evidence["gap"])
     ]
     if gaps:
         title = "\n".join(filter(None, (group.title, group.subtitle)))
@@ -130,12 +130,12 @@ def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
     """Draw each mean gap to the baseline with its 95 % interval, a row each, in percent."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 1.4 + 0.32 * len(gaps)), layout="constrained")
-    for place, gap in enumerate(gaps):
-        found = gap.evidence
-        if found.low is not None and found.high is not None:
-            ends = [100 * found.low, 100 * found.high]
-            axes.plot(ends, [place, place], color=gap.color, linewidth=2)
-        axes.plot([100 * found.mean], [place], marker="o", color=gap.color)
+    for position, gap in enumerate(gaps):
+        evidence = gap.evidence
+        if evidence.low is not None and evidence.high is not None:
+            ends = [100 * evidence.low, 100 * evidence.high]
+            axes.plot(ends, [position, position], color=gap.color, linewidth=2)
+        axes.plot([100 * evidence.mean], [position], marker="o", color=gap.color)
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_yticks(range(len(gaps)), [gap.label for gap in gaps], fontsize=8)
     axes.set_ylim(len(gaps) - 0.5, -0.5)  # the first row on top
@@ -163,32 +163,32 @@ def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
             f"These runs are {len(curves)} modes",
             expected="one, of one seed or of several, for a picture of its operands",
         )
-    found = maps(run.read_metrics() for run in runs)
-    if not found:
+    grids = maps(run.read_metrics() for run in runs)
+    if not grids:
         raise RunError(
             f"{runs[0].root} has no statistics of operands",
             expected="a run that quantizes, with --record-every of 1 or more",
         )
     with new_file(target) as file:
-        draw_maps(found, curves[0].label, [file])
+        draw_maps(grids, curves[0].label, [file])
 
 
-def draw_maps(found: Sequence[Map], title: str, targets: Sequence[Path]) -> None:
+def draw_maps(grids: Sequence[Map], title: str, targets: Sequence[Path]) -> None:
     """Draw one row per operand and one column per quantity: blocks over steps, with color bars."""
     plt = pyplot()
-    operands = list(dict.fromkeys(one.operand for one in found))
+    operands = list(dict.fromkeys(grid.operand for grid in grids))
     height = 1.2 + 1.15 * len(operands)
     figure, panels = plt.subplots(
         len(operands), len(QUANTITIES), squeeze=False, figsize=(9, height), layout="constrained"
     )
-    limits = ranges(found)
+    limits = ranges(grids)
     for axes in panels.flat:
         axes.set_visible(False)
     for column, (quantity, name) in enumerate(QUANTITIES.items()):
         image = None
-        for one in (one for one in found if one.quantity == quantity and quantity in limits):
-            axes = panels[operands.index(one.operand), column]
-            image = _draw_map(axes, one, limits[quantity])
+        for grid in (grid for grid in grids if grid.quantity == quantity and quantity in limits):
+            axes = panels[operands.index(grid.operand), column]
+            image = _draw_map(axes, grid, limits[quantity])
         if image is not None:
             unit = "" if quantity == "sqnr_db" else "share of elements"
             figure.colorbar(image, ax=panels[:, column], location="bottom", label=unit or "dB")
@@ -198,20 +198,20 @@ def draw_maps(found: Sequence[Map], title: str, targets: Sequence[Path]) -> None
     save(figure, targets)
 
 
-def _draw_map(axes: Any, one: Map, limits: tuple[float, float]) -> Any:
+def _draw_map(axes: Any, grid: Map, limits: tuple[float, float]) -> Any:
     axes.set_visible(True)
-    image = axes.imshow(one.values, aspect="auto", cmap="cividis", vmin=limits[0], vmax=limits[1])
+    image = axes.imshow(grid.values, aspect="auto", cmap="cividis", vmin=limits[0], vmax=limits[1])
     image.set_interpolation("nearest")
-    axes.set_yticks(*_some(one.rows), fontsize=7)
-    axes.set_xticks(*_some([str(step) for step in one.steps]), fontsize=7)
-    axes.set_ylabel(one.operand, fontsize=8)
+    axes.set_yticks(*_some(grid.rows), fontsize=7)
+    axes.set_xticks(*_some([str(step) for step in grid.steps]), fontsize=7)
+    axes.set_ylabel(grid.operand, fontsize=8)
     return image
 
 
 def _some(labels: Sequence[str]) -> tuple[list[int], list[str]]:
     """Return the places of a few labels, and these."""
-    places = list(range(0, len(labels), -(-len(labels) // TICKS)))
-    return places, [labels[place] for place in places]
+    positions = list(range(0, len(labels), -(-len(labels) // TICKS)))
+    return positions, [labels[position] for position in positions]
 
 
 # -- matplotlib ------------------------------------------------------------------------------------

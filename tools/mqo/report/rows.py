@@ -27,7 +27,7 @@ class Spread:
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Self | None:
+    def over(cls, values: Iterable[float | None]) -> Self | None:
         """Return the spread of the values that are not None; None without any."""
         known = tuple(value for value in values if value is not None)
         if not known:
@@ -90,9 +90,9 @@ def rows_of(runs: Sequence[Run], validated: bool) -> list[Row]:
         variants.setdefault(run.variant, []).append(run)
     bases = baselines(runs)
     rows = [_row(name, tuple(these), bases, validated) for name, these in variants.items()]
-    found = {name: evidence([_values(getattr(row, name)) for row in rows]) for name in PAIRED}
+    by_name = {name: evidence([_values(getattr(row, name)) for row in rows]) for name in PAIRED}
     rows = [
-        replace(row, evidence={name: shown[i] for name, shown in found.items()})
+        replace(row, evidence={name: shown[i] for name, shown in by_name.items()})
         for i, row in enumerate(rows)
     ]
     return sorted(rows, key=lambda row: (row.variant != BASELINE, row.share or 0, row.variant))
@@ -110,19 +110,19 @@ def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], vali
     return Row(
         variant=variant,
         runs=runs,
-        loss=Spread.of(final_loss(run, validated) for run in runs),  # type: ignore[arg-type]
-        gap=Spread.of(
+        loss=Spread.over(final_loss(run, validated) for run in runs),  # type: ignore[arg-type]
+        gap=Spread.over(
             final_loss(run, validated) / final_loss(base, validated) - 1 for run, base in pairs
         ),
-        tokens_per_s=Spread.of(run.tokens_per_s for run in runs),
-        step_time=Spread.of(run.step_time for run in runs),
-        peak_memory=Spread.of(run.peak_memory for run in runs),
-        memory_saved=Spread.of(
+        tokens_per_s=Spread.over(run.tokens_per_s for run in runs),
+        step_time=Spread.over(run.step_time for run in runs),
+        peak_memory=Spread.over(run.peak_memory for run in runs),
+        memory_saved=Spread.over(
             1 - run.peak_memory / base.peak_memory
             for run, base in near
             if run.peak_memory and base.peak_memory
         ),
-        speed_up=Spread.of(
+        speed_up=Spread.over(
             run.tokens_per_s / base.tokens_per_s - 1
             for run, base in near
             if run.tokens_per_s and base.tokens_per_s
@@ -144,5 +144,5 @@ def quantized(types: Mapping[str, str], differing: Sequence[str] = ()) -> str:
     for site in SITES:
         if types.get(site, NONE) != NONE:
             sites.setdefault(types[site], []).append(site)
-    named = [f"{kind}: {' '.join(of)}" for kind, of in sites.items()]
+    named = [f"{kind}: {' '.join(names)}" for kind, names in sites.items()]
     return "; ".join((*named, *library_labels(types), *differing)) or "nothing"

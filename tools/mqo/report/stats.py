@@ -32,13 +32,13 @@ def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) ->
     """
     if not file.is_file():
         raise DataError(f"There is no file {file}", expected="a file of safetensors")
-    found = _run(tree / PROGRAM, file, tensors, axis)
-    if found.tables:
-        return found
-    names = "".join(f"{t['name']}  {t['dtype']} {t['shape']}\n" for t in found.held)
+    stats = _run(tree / PROGRAM, file, tensors, axis)
+    if stats.tables:
+        return stats
+    names = "".join(f"{t['name']}  {t['dtype']} {t['shape']}\n" for t in stats.held)
     meant = "matches " + " or ".join(tensors) if tensors else "was named"
     raise DataError(
-        f"{file.name} holds {len(found.held)} tensors, and none {meant}",
+        f"{file.name} holds {len(stats.held)} tensors, and none {meant}",
         expected="--tensor NAME, or a pattern such as 'fprop/*/x'",
         detail=names,
     )
@@ -53,7 +53,7 @@ def _run(program: Path, file: Path, tensors: Sequence[str], axis: int | None) ->
         raise RunError(f"{program.name} could not measure {file}: {error.found}") from error
 
 
-def lines(stats: TensorStats) -> list[str]:
+def stats_lines(stats: TensorStats) -> list[str]:
     """Return a table a tensor: SQNR in dB, underflow (of the nonzero) and saturation in percent."""
     text = []
     for table in stats.tables:

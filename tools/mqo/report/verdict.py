@@ -100,12 +100,12 @@ def _unsure(best: Row | None, others: Sequence[Row], tolerance: float) -> Iterab
     """Yield one sentence per gap that may be on the other side of T."""
     share = best.share or 0 if best else -1
     rivals = [row for row in others if (row.share or 0) > share and math.isfinite(gap_of(row))]
-    asked = [*([best] if best else []), *rivals]
-    single = [row for row in asked if _interval(row) is None]
+    judged = [*([best] if best else []), *rivals]
+    single = [row for row in judged if _interval(row) is None]
     if single:
         which = "every mode" if len(single) == len(others) else _listed(single)
         yield f"One seed for {which}: chance alone may make such a difference."
-    known = [(row, _interval(row)) for row in asked]
+    known = [(row, _interval(row)) for row in judged]
     if best and (own := _interval(best)) and own[1] > tolerance:
         yield (
             f"The gap of {best.label} may be beyond T: its interval reaches {own[1]:+.2%}. "
@@ -117,10 +117,10 @@ def _unsure(best: Row | None, others: Sequence[Row], tolerance: float) -> Iterab
 
 
 def _interval(row: Row) -> tuple[float, float] | None:
-    found = row.evidence.get("gap")
-    if found is None or found.low is None or found.high is None:
+    gap = row.evidence.get("gap")
+    if gap is None or gap.low is None or gap.high is None:
         return None
-    return found.low, found.high
+    return gap.low, gap.high
 
 
 def _listed(rows: Iterable[Row]) -> str:

@@ -65,7 +65,7 @@ def simulated(asked: Asked, tree: Tree, say: Say) -> Simulation:
         planned.config.placement.cluster.processes,
     )
     job = Job.of(planned.config, machine, types, asked.imbalance)
-    ranks = simulate(project, tree, Series.of(project), job, say)
+    ranks = simulate(project, tree, Series.of_project(project), job, say)
     return Simulation(planned.config, asked.device, str(layout), asked.imbalance, tuple(ranks))
 
 

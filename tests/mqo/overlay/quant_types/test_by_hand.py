@@ -127,14 +127,14 @@ def root(tmp_path):
 
 
 def shown(root):
-    return {s.place.site: (s.type, s.place.line) for s in modifier.check(root).sites}
+    return {s.site.name: (s.type, s.site.line) for s in modifier.check(root).sites}
 
 
 def test_the_function_that_the_layers_apply_holds_the_linear_sites(root):
     fprop, dgrad, wgrad = lines(FIRST, LAYERS)
     qk, pv = lines(FIRST, ATTENTION)
     report = modifier.check(root(FIRST))
-    assert {s.place.site: (s.type, s.place.line) for s in report.sites} == {
+    assert {s.site.name: (s.type, s.site.line) for s in report.sites} == {
         "fprop": ("hifp8", fprop),
         "dgrad": ("hifp8", dgrad),
         "wgrad": ("none", wgrad),
@@ -237,7 +237,7 @@ def test_a_file_without_layers_has_what_its_linear_functions_apply(root):
 def test_a_function_that_no_layer_applies_holds_no_site(root):
     text = FIRST[LAYERS].replace("return Own.apply", "return elsewhere.apply")
     report = modifier.check(root(FIRST | {LAYERS: text}))
-    assert [state.place.note for state in report.sites[:3]] == ["absent"] * 3
+    assert [state.site.note for state in report.sites[:3]] == ["absent"] * 3
     assert len(report.due) == 3
     assert all("and fprop and dgrad and wgrad have none" in due for due in report.due)
 

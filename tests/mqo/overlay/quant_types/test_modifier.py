@@ -44,11 +44,11 @@ def ours(vendored, tmp_path):
 
 
 def types(root):
-    return {state.place.site: state.type for state in modifier.check(root).sites}
+    return {state.site.name: state.type for state in modifier.check(root).sites}
 
 
 def was(root):
-    return {state.place.site: state.was for state in modifier.check(root).sites}
+    return {state.site.name: state.was for state in modifier.check(root).sites}
 
 
 def changed_lines(old, new):
@@ -454,7 +454,7 @@ def test_a_command_that_was_cut_off_before_there_were_sources_is_shown(tmp_path)
 
 def test_check_shows_types_values_and_what_was_before(root):
     report = modifier.check(root)
-    assert {s.place.site: (s.type, s.unknown) for s in report.sites} == {
+    assert {s.site.name: (s.type, s.unknown) for s in report.sites} == {
         "fprop": ("hifp8", ()),
         "dgrad": ("mxfp8", ()),
         "wgrad": ("none", ()),

@@ -42,8 +42,8 @@ def original(tree: Tree, path: str, content: bytes | None, row: Modified | None)
 
 def values(path: str, content: bytes) -> dict[str, str]:
     """Return {site: value} of a file's literals; several values joined."""
-    places = scan(path, content).places
-    return {place.site: " ".join(place.values) for place in places if place.literals}
+    sites = scan(path, content).sites
+    return {site.name: " ".join(site.values) for site in sites if site.literals}
 
 
 def _state(tree: Tree, path: str) -> str:
@@ -63,9 +63,9 @@ def _stored(tree: Tree, sha: str) -> bytes:
         raise OverlayError(error.found, expected=error.expected, help=_forget(tree)) from error
 
 
-def _edited(tree: Tree, path: str, how: str) -> EditedError:
+def _edited(tree: Tree, path: str, change: str) -> EditedError:
     return EditedError(
-        f"{tree.root / path} was {how} since its quant types were set; nothing was changed",
+        f"{tree.root / path} was {change} since its quant types were set; nothing was changed",
         expected="the bytes that were written there",
         help=_forget(tree),
     )

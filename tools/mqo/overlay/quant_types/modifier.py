@@ -17,7 +17,7 @@ from mqo.overlay import literals, transaction
 from mqo.overlay.journal import STORE
 from mqo.overlay.literals import Literal, splice
 from mqo.overlay.quant_types import ledger
-from mqo.overlay.quant_types.sites import METHODS, Place, scan
+from mqo.overlay.quant_types.sites import METHODS, SourceSite, scan
 from mqo.overlay.records import LITERALS, Modified, modified_as_json
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
@@ -44,19 +44,19 @@ class SiteState:
     differ, and None if the source does not determine it.
     """
 
-    place: Place
+    site: SourceSite
     was: str | None = None
 
     @property
     def type(self) -> str | None:
         """Return the quant type, as the class says."""
-        types = {v if v in QUANT_TYPES else NONE for v in self.place.values}
+        types = {v if v in QUANT_TYPES else NONE for v in self.site.values}
         return types.pop() if len(types) == 1 else DIFFERS if types else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Return the values that are not a quant type."""
-        return tuple(value for value in self.place.values if value not in QUANT_TYPES)
+        return tuple(value for value in self.site.values if value not in QUANT_TYPES)
 
 
 @dataclass(frozen=True)
@@ -114,18 +114,18 @@ def check(root: Path) -> Report:
         interrupted = transaction.is_interrupted(root)
         rows = tree.modified()
         for path, content in _contents(tree, may_lack=interrupted).items():
-            found = scan(path, content)
+            file = scan(path, content)
             try:
                 before = ledger.original(tree, path, content, rows[path]) if path in rows else b""
             except EditedError:
                 due.append(f"{path} changed by other means since its types were set")
                 before = b""
             was = ledger.values(path, before)
-            for place in found.places:
-                same = was.get(place.site) == " ".join(place.values)
-                states.append(SiteState(place, None if same else was.get(place.site)))
-            due += found.due
-            notes += found.notes
+            for site in file.sites:
+                same = was.get(site.name) == " ".join(site.values)
+                states.append(SiteState(site, None if same else was.get(site.name)))
+            due += file.due
+            notes += file.notes
         if interrupted or transaction.is_interrupted(root):
             due = [CUT_OFF]  # the rest is not to be judged half-way
         else:
@@ -211,22 +211,22 @@ def _typed_errors() -> Iterator[None]:
 
 def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> Outcome:
     plan = Outcome(tree.root, tree.modified())
-    after: list[Place] = []
+    after: list[SourceSite] = []
     for path, content in _contents(tree).items():
-        places = scan(path, content).places
+        sites = scan(path, content).sites
         new: dict[Literal, str] = {}
-        for place in (place for place in places if place.site in types):
-            _refuse(tree, place, types, shared)
-            new |= dict.fromkeys(place.literals, types[place.site])
+        for site in (site for site in sites if site.name in types):
+            _refuse(tree, site, types, shared)
+            new |= dict.fromkeys(site.literals, types[site.name])
         if content is not None:
             _plan_file(tree, plan, path, content, splice(content, new))
         plan.edits += [
-            Edit(place.site, path, literal.line, literal.value, new[literal])
-            for place in places
-            for literal in place.literals
+            Edit(site.name, path, literal.line, literal.value, new[literal])
+            for site in sites
+            for literal in site.literals
             if new.get(literal, literal.value) != literal.value
         ]
-        after += scan(path, plan.files[path][1]).places if path in plan.files else places
+        after += scan(path, plan.files[path][1]).sites if path in plan.files else sites
     plan.warnings += _warnings(after, types)
     return plan
 
@@ -258,29 +258,29 @@ def _plan_restoration(tree: Tree) -> Outcome:
 
 
 def _site_literals(path: str, content: bytes) -> Iterator[tuple[str, Literal]]:
-    for place in scan(path, content).places:
-        yield from ((place.site, literal) for literal in place.literals)
+    for site in scan(path, content).sites:
+        yield from ((site.name, literal) for literal in site.literals)
 
 
-def _refuse(tree: Tree, place: Place, types: Mapping[str, str], shared: bool) -> None:
+def _refuse(tree: Tree, site: SourceSite, types: Mapping[str, str], shared: bool) -> None:
     """Raise OverlayError for a site that cannot be set, or only together with others."""
-    if place.refusal:
+    if site.refusal:
         raise OverlayError(
-            place.refusal,
-            expected=f"a line {literals.VARIABLE} = '...' before the GEMM of {place.site}, in "
+            site.refusal,
+            expected=f"a line {literals.VARIABLE} = '...' before the GEMM of {site.name}, in "
             "force there",
             help=f"`{COMMAND} --check` lists the sites{_patch_hint(tree)}",
         )
-    both = f"{place.site} and {' and '.join(place.shares)}"
-    if place.shares and not shared:
+    both = f"{site.name} and {' and '.join(site.shares)}"
+    if site.shares and not shared:
         raise OverlayError(
-            f"{place.path}:{place.line} is the literal of {both}: it cannot be set for one alone",
-            expected=f"a literal of its own for {place.site}",
+            f"{site.path}:{site.line} is the literal of {both}: it cannot be set for one alone",
+            expected=f"a literal of its own for {site.name}",
             help="`--shared` sets it for all of them",
         )
-    if {types[site] for site in place.shares if site in types} - {types[place.site]}:
+    if {types[name] for name in site.shares if name in types} - {types[site.name]}:
         raise OverlayError(
-            f"{place.path}:{place.line} is the literal of {both}", expected="one type for them"
+            f"{site.path}:{site.line} is the literal of {both}", expected="one type for them"
         )
 
 
@@ -303,25 +303,25 @@ def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
 def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
     """Yield the faults of the current source."""
     for state in states:
-        place = state.place
-        if place.due:
-            yield place.refusal
-        if place.bound and state.unknown:
-            said = ", ".join(state.unknown)
-            yield f"{place.path}:{place.line}: '{said}' is no type of this tree: a run stops there"
-    if not any(state.place.literals for state in states):
+        site = state.site
+        if site.due:
+            yield site.refusal
+        if site.bound and state.unknown:
+            values = ", ".join(state.unknown)
+            yield f"{site.path}:{site.line}: this tree has no type '{values}': a run stops there"
+    if not any(state.site.literals for state in states):
         yield f"no literal at any site{_patch_hint(tree)}"
 
 
-def _warnings(places: Sequence[Place], types: Mapping[str, str]) -> Iterator[str]:
+def _warnings(sites: Sequence[SourceSite], types: Mapping[str, str]) -> Iterator[str]:
     """Yield what a modification leaves in a state that its user may not expect."""
-    states = {place.site: SiteState(place) for place in places}
+    states = {site.name: SiteState(site) for site in sites}
     forward = states["fprop"].type
     odd = [s for s in ("dgrad", "wgrad") if states[s].type not in (None, forward)]
     if "fprop" in types and odd:
-        said = ", ".join(f"{site} {states[site].type}" for site in odd)
-        options = " ".join(f"--{site}-quant {forward}" for site in odd)
-        yield f"linear layers differ: fprop {forward}, {said}; {options} makes them equal"
+        types_of_odd = ", ".join(f"{name} {states[name].type}" for name in odd)
+        options = " ".join(f"--{name}-quant {forward}" for name in odd)
+        yield f"linear layers differ: fprop {forward}, {types_of_odd}; {options} makes them equal"
 
 
 def _patch_hint(tree: Tree) -> str:

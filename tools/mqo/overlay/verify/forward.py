@@ -76,12 +76,12 @@ def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
         snapshot(tree, quantized, types=dict.fromkeys(SITES, QUANT_TYPE), series=series)
     except MqoError as error:
         return Forward("failed", faults=(str(error),))
-    with _started(bare) as alone:
-        first = _result(alone, bare)
+    with _started(bare) as without_sites:
+        first = _result(without_sites, bare)
     if first.lacks:
         return Forward("compiled only", first.lacks)
-    with _started(none) as one, _started(quantized) as other:
-        faults = judge(first, _result(one, none), _result(other, quantized))
+    with _started(none) as unquantized, _started(quantized) as at_type:
+        faults = judge(first, _result(unquantized, none), _result(at_type, quantized))
     return Forward("failed" if faults else "run", faults=tuple(faults))
 
 
@@ -150,6 +150,6 @@ def _record_faults(step: Step) -> list[str]:
     return [
         f"at {quant_type}: {site} of {names[0]}"
         + (f" and {len(names) - 1} more" if names[1:] else "")
-        + f" quantized {found} operands once, not {right}"
-        for (site, quant_type, found, right), names in layers.items()
+        + f" quantized {count} operands once, not {right}"
+        for (site, quant_type, count, right), names in layers.items()
     ]

@@ -73,14 +73,14 @@ def verify(
     cache: Path,
     *,
     report: Say = print,
-    place: str = "",
+    position: str = "",
 ) -> Verified:
     """Try `series` on release `version`, with the files and the program of its own tree.
 
-    `place` says which of several releases it is, for the progress that `report` gets. What is wrong
+    `position` (" (2 of 5)") is for the progress that `report` gets. What is wrong
     with the release or with the series is in the result, never raised.
     """
-    report(f"verifying {version}{place}")
+    report(f"verifying {version}{position}")
     try:
         wheel = wheel_of(pin, version, cache, report)
         members = read_wheel(read_bytes(wheel, Limit.TEXT), pin.packages, wheel.name)
@@ -124,7 +124,7 @@ def _verify(
         (tree.root / PROGRAM).parent.mkdir(parents=True)
         shutil.copyfile(series.ours / PROGRAM, tree.root / PROGRAM)
         vendor(tree, pin, cache, source=source, report=report)
-        result = _try(tree, series, version, folder, Display.of(report))
+        result = _try(tree, series, version, folder, Display.around(report))
         left = restore_faults(tree, pin.packages, members)
     return replace(result, faults=(*result.faults, *left))
 
@@ -156,9 +156,9 @@ def _try(tree: Tree, series: Series, version: str, folder: Path, display: Displa
 
 def _claim_faults(tree: Tree, series: Series, version: str) -> list[str]:
     faults = []
-    found = tree.upstream().version
-    if found != version:
-        faults.append(f"the wheel of {version} says that it is {found}")
+    stated = tree.upstream().version
+    if stated != version:
+        faults.append(f"the wheel of {version} says that it is {stated}")
     if not series.supports(version):
         faults.append(
             f"{version} is outside `supported` in series.toml ({series.supported}): "

@@ -29,11 +29,11 @@ def exit_code(results: Sequence[Verified]) -> int:
 # -- the table --------------------------------------------------------------------------------
 
 
-def lines(results: Sequence[Verified]) -> list[str]:
+def table_lines(results: Sequence[Verified]) -> list[str]:
     """Return lines for 80 columns: the table, the verdict, and what there is to say."""
     rows = [["", *_heads([result.version for result in results])]]
-    for place, entry in enumerate(results[0].entries):
-        rows.append([entry.name, *(result.entries[place].outcome for result in results)])
+    for number, entry in enumerate(results[0].entries):
+        rows.append([entry.name, *(result.entries[number].outcome for result in results)])
     rows.append(["forward pass", *(result.forward for result in results)])
     rows = [[SHORT.get(cell, cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
