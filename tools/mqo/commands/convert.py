@@ -1,4 +1,4 @@
-"""`mqo convert`: weights from and to Hugging Face's format."""
+"""`mqo convert`: convert weights from and to Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -33,11 +33,16 @@ def hf_to_megatron(
 
 @convert.command()
 def megatron_to_hf(
-    source: Annotated[Path, typer.Argument(help="A run or checkpoints; the newest are taken.")],
-    target: Annotated[Path, typer.Argument(help="A new folder, for transformers to load.")],
+    source: Annotated[
+        Path, typer.Argument(help="A run or a checkpoint folder; its newest checkpoint is used.")
+    ],
+    target: Annotated[Path, typer.Argument(help="A new folder that transformers can load.")],
     tokenizer: TokenizerOption = None,
     vocab_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows to keep; by default the tokenizer's tokens.")
+        int | None,
+        typer.Option(
+            min=1, help="Embedding rows to keep; by default one per token of the tokenizer."
+        ),
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="fp32, bf16 or fp16; by default the checkpoint's.")

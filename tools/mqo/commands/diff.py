@@ -1,4 +1,4 @@
-"""`mqo diff`: what differs from upstream; it exits with 1 if anything does."""
+"""`mqo diff`: show what differs from upstream; exit with 1 if anything does."""
 
 from __future__ import annotations
 

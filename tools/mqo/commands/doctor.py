@@ -1,4 +1,4 @@
-"""`mqo doctor`: what this machine has, and what each missing piece costs."""
+"""`mqo doctor`: report what this machine has, and what each missing piece costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mqo perf`: a mode's performance test, or two results of it side by side."""
+"""`mqo perf`: test the performance of a mode, or compare two results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,9 @@ Compared = Annotated[
     tuple[Path, Path] | None,
     typer.Option(metavar="A B", help="Only compare step times of two such folders or runs."),
 ]
-Repeats = Annotated[int, typer.Option(min=0, help="With --compare: replay both N times, in turn.")]
+Repeats = Annotated[
+    int, typer.Option(min=0, help="With --compare: replay both N times, alternating.")
+]
 AllowVersions = Annotated[
     bool,
     typer.Option("--allow-versions", help="With --compare: allow other versions or machines."),
@@ -54,7 +56,7 @@ def perf(
 
     FOLDER gets perf.json, index.html, the trace of a few steps, and the runs.
 
-    --compare instead puts two folders, or two runs, side by side: B's step time over A's.
+    --compare instead compares two folders or runs: B's step time divided by A's.
 
     Exit 0 if no verdict fails, 1 if one does, 2 for errors.
     """
@@ -71,7 +73,7 @@ def perf(
             return
         if model is None or not (mode or recipes):
             raise MqoError(
-                "--model, or what to test, is missing",
+                "--model, or one of --mode and --recipes, is missing",
                 expected="--model with --mode or --recipes, or --compare A B",
             )
         choice = tables.check_gemms(gemms)

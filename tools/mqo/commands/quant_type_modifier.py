@@ -1,4 +1,4 @@
-"""The command line of script/quant_type_modifier.py: options in, a table or JSON out."""
+"""The command line of script/quant_type_modifier.py, which prints a table or JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mqo.quant.formats import QUANT_TYPES
 
 WIDTH = 80
 SCHEMA = 1
-WHAT = {
+SITE_HELP = {
     "fprop": "forward GEMM of linear layers",
     "dgrad": "input gradient of linear layers",
     "wgrad": "weight gradient of linear layers",
@@ -43,13 +43,13 @@ def program() -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code."""
+    """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = _run(options_of(arguments))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # who reads the output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
         process.drop_output()
         return 0
     except OSError as error:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: MqoError, arguments: Sequence[str]) -> int:
-    """Print the error, with --json as JSON, too; return the exit code."""
+    """Print the error, with --json also as JSON, and return the exit code."""
     print(f"quant_type_modifier: {error}", file=sys.stderr)
     try:
         if "--json" in arguments:
@@ -75,7 +75,7 @@ def _fail(error: MqoError, arguments: Sequence[str]) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise MqoError(
-            f"The command line is not understood: {message}",
+            f"The command line is invalid: {message}",
             expected="--check, --restore, or one or more of --linear-quant T, --dgrad-quant T, "
             "--wgrad-quant T, --qk-quant T and --pv-quant T",
             help=f"`{modifier.COMMAND} --help` explains them",
@@ -83,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the options; which go together, `options_of` checks."""
+    """Return the parser; `options_of` checks which options can be combined."""
     options = _Parser(
         prog="quant_type_modifier.py",
         description="Show and set the quant types in Megatron's source.",
@@ -92,9 +92,9 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--check", action="store_true", help="show the sites and their types")
     for site, name in modifier.OPTIONS.items():
-        options.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
+        options.add_argument(f"--{name}-quant", dest=site, metavar="T", help=SITE_HELP[site])
     options.add_argument(
-        "--shared", action="store_true", help="set a literal that several sites read for all"
+        "--shared", action="store_true", help="set a literal for all the sites that read it"
     )
     options.add_argument("--restore", action="store_true", help="undo all modifications")
     options.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
@@ -104,7 +104,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; raise MqoError where it is not understood."""
+    """Parse a command line; raise MqoError if it is invalid."""
     known = parser()
     options = known.parse_args(arguments)
     options.types = {
@@ -112,9 +112,13 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     }
     commands = [options.check, options.restore, bool(options.types)]
     if sum(commands) != 1:
-        known.error("nothing is asked for" if not any(commands) else "these do not go together")
+        known.error(
+            "no command is given"
+            if not any(commands)
+            else "--check, --restore and types cannot be combined"
+        )
     if options.shared and not options.types:
-        known.error("--shared goes with a type")
+        known.error("--shared needs a type to set")
     return options
 
 
@@ -157,13 +161,13 @@ def _table(report: Report) -> str:
 
 
 def _shown(state: SiteState) -> str:
-    """Return the type; what the source says in brackets, where that is another word for none."""
+    """Return the type, followed by the source's unknown values in parentheses."""
     unknown = f" ({', '.join(state.unknown)})" if state.unknown else ""
     return (state.type or ("-" if state.site.note == ABSENT else "?")) + unknown
 
 
 def _row(state: SiteState, width: int) -> list[str]:
-    """Return one line where the notes fit, else the notes below."""
+    """Return one line if the notes fit, else the notes on lines below."""
     site = state.site
     row = f"{site.name:5}  {_shown(state):{width}}  {site.path}:{site.line}"
     note = _note(state)
@@ -178,13 +182,13 @@ def _note(state: SiteState) -> str:
     return ", ".join(notes)
 
 
-def _wrap(text: str, behind: int, first: int = 0) -> list[str]:
+def _wrap(text: str, indent: int, first: int = 0) -> list[str]:
     """Return lines of at most WIDTH columns; paths, commands and types stay whole."""
     return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=" " * first,
-        subsequent_indent=" " * behind,
+        subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )

@@ -1,4 +1,4 @@
-"""`mqo recipe`: which recipes there are, and what each does to every operand."""
+"""`mqo recipe`: list the recipes, and show what each does to every operand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show(
     without: WithoutOption = None,
     with_: WithOption = None,
     toml: Annotated[
-        bool, typer.Option("--toml", help="Print the file, to start one of your own from.")
+        bool, typer.Option("--toml", help="Print the file, as a start for your own recipe.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -45,8 +45,8 @@ def show(
     shown_recipe = changed(read(name), without or (), with_ or ())
     if toml and shown_recipe.changes:
         raise MqoError(
-            "--toml prints a recipe's file, which knows no switches",
-            expected="no --without and no --with beside it",
+            "--toml prints the recipe's file, which has no changes",
+            expected="--toml without --without and --with",
         )
     if toml:
         print(read_text(path_of(name)), end="")

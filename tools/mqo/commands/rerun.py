@@ -1,4 +1,4 @@
-"""`mqo rerun`: a run again, from its kept source, compared bit for bit."""
+"""`mqo rerun`: replay a run from its kept source, and compare the losses bit for bit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mqo setup`: the vendored tree, the patches and the sample data, where they are missing."""
+"""`mqo setup`: prepare the vendored tree, the patches and the sample data."""
 
 from __future__ import annotations
 

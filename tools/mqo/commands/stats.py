@@ -13,13 +13,15 @@ from mqo.terminal import emit
 
 
 def stats(
-    file: Annotated[Path, typer.Argument(help="A safetensors file, such as a run's dumps/ hold.")],
+    file: Annotated[
+        Path, typer.Argument(help="A safetensors file, for example from a run's dumps/.")
+    ],
     tensor: Annotated[
         list[str] | None, typer.Option(help="A tensor to measure, by name or pattern; repeatable.")
     ] = None,
     axis: Annotated[
         int | None,
-        typer.Option(help="Axis of MX blocks; default: a dumped operand's own, else the last."),
+        typer.Option(help="Axis of MX blocks; default: that of a dumped operand, else the last."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

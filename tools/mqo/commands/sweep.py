@@ -1,4 +1,4 @@
-"""`mqo sweep`: options in, a sweep, its summary and an exit code out."""
+"""`mqo sweep`: train many runs, and print a summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mqo.sweep.slurm import Slurm
     from mqo.sweep.state import Entry, SweepFolder
 
-_LIST = "with commas between, globs allowed, or 'all'"
+_LIST = "comma-separated, globs allowed, or 'all'"
 Models = Annotated[str, typer.Option(help=f"Models, {_LIST}.")]
 Datasets = Annotated[
     str | None,
@@ -33,13 +33,15 @@ Datasets = Annotated[
 Modes = Annotated[
     str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")]
+Jobs = Annotated[
+    int | None, typer.Option(min=1, help="Number of runs at a time; by default all that fit.")
+]
 Seeds = Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")]
 Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
 ]
-Processes = Annotated[int, typer.Option(min=1, help="Processes of a job.")]
+Processes = Annotated[int, typer.Option(min=1, help="Processes per job.")]
 SlurmOptions = Annotated[
     str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options.")
 ]
@@ -50,7 +52,7 @@ Folder = Annotated[
         "-o",
         "--out",
         metavar="FOLDER",
-        help="The sweep's folder; by default below runs/sweeps, the same for the same runs.",
+        help="The sweep's folder; by default below runs/sweeps, named for its runs.",
     ),
 ]
 
@@ -130,7 +132,7 @@ def _seeds(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not word.isdecimal():
-            raise MqoError(f"The seed '{word}' is no whole number", expected="such as 1,2,3")
+            raise MqoError(f"The seed '{word}' is not an integer", expected="seeds such as 1,2,3")
     return [int(word) for word in words]
 
 

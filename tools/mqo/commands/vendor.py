@@ -1,4 +1,4 @@
-"""`mqo vendor`: a release of Megatron in, its files in the tree out."""
+"""`mqo vendor`: put a release of Megatron into the tree."""
 
 from __future__ import annotations
 

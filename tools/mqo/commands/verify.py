@@ -1,4 +1,4 @@
-"""`mqo verify`: the patches, tried on upstream's releases and on trees."""
+"""`mqo verify`: try the patches on upstream's releases and on trees."""
 
 from __future__ import annotations
 
@@ -26,9 +26,7 @@ def verify(
     as_json: JsonOption = False,
     trees: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--tree", help="A tree, or git checkout, whose upstream files are tried; repeatable."
-        ),
+        typer.Option("--tree", help="A tree or git checkout to try the patches on; repeatable."),
     ] = None,
 ) -> None:
     """Try the patches on upstream releases, and on trees and checkouts, in temporary trees.
@@ -45,8 +43,8 @@ def verify(
     pin, series, cache = Pin.load(project.upstream_pin), Series.of_project(project), project.cache
     others = [Tree(path.resolve()) for path in trees or []]
     for other in others:
-        other.upstream()  # what cannot be tried is said before anything is
-    # Only trees, unless releases are named, too.
+        other.upstream()  # refuse trees that cannot be tried before trying any
+    # With --tree, releases are tried only if they are named.
     names = _chosen(version or [], all, pin) if version or all or not others else []
     with stderr().live() as display:
         results = []
@@ -61,7 +59,7 @@ def verify(
 
 def _chosen(named: list[str], every: bool, pin: Pin) -> list[str]:
     if named and every:
-        raise typer.BadParameter("--all and --version exclude each other")
+        raise typer.BadParameter("--all and --version cannot be combined")
     for name in named:
         check_name("megatron-core release in UPSTREAM.toml", name, pin.releases)
     return pin.releases if every else list(dict.fromkeys(named or [pin.version]))

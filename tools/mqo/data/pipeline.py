@@ -1,4 +1,4 @@
-"""Writes a corpus as Megatron's pairs of .bin and .idx, by the builder of Megatron's core.
+"""Write a corpus as Megatron's pairs of .bin and .idx, with the builder of megatron.core.
 
 It runs in the process of preprocess_data.py, which can import Megatron; `mqo` itself does not.
 """
@@ -38,7 +38,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class IndexJob:
-    """What is indexed, and how: `keys` name the texts, one pair of files each at `prefix`.
+    """What to index: `keys` name the texts, each with its own pair of files at `prefix`.
 
     `eod` ends each document with the encoder's end-of-document id. `strict` stops at a bad
     document.
@@ -59,18 +59,20 @@ Watch = Callable[[int, int, Counts], None]
 def index(job: IndexJob, say: Say, watch: Watch = lambda done, total, counts: None) -> Counts:
     """Index the corpus of `job` and return the counts.
 
-    The pairs get their names when all are whole. `watch` gets the bytes read, those of all files,
-    and the counts.
+    The pairs get their names when all are complete. `watch` gets the bytes read, the bytes of all
+    files, and the counts.
 
     Raises:
-        DataError: a corpus without any text, a file that cannot be read, a bad document when
-            strict, an encoder without an end of document; another process writes there.
+        DataError: the corpus has no text, a file cannot be read, a document is bad if strict, the
+            encoder has no end of document, or another process writes there.
     """
     if not job.prefix.name:
-        raise DataError(f"{job.prefix} names no file", expected="the prefix of the files to write")
+        raise DataError(
+            f"{job.prefix} does not name a file", expected="the prefix of the files to write"
+        )
     if job.eod and job.encoder.eod is None:
         raise DataError(
-            "The tokenizer names no token that ends a document",
+            "The tokenizer does not name a token that ends a document",
             expected="an eos_token in tokenizer_config.json that the vocabulary holds",
         )
     finals = {key: job.prefix.with_name(f"{job.prefix.name}_{key}_document") for key in job.keys}
@@ -80,7 +82,7 @@ def index(job: IndexJob, say: Say, watch: Watch = lambda done, total, counts: No
     with full_disk_of(job.prefix.parent), _aside(job.prefix) as folder:
         counts = _fill(job, folder, say, watch)
         for key, final in finals.items():
-            # An index of older data must at no time exist next to the new data.
+            # An index of older data must never exist next to the new data.
             final.with_name(f"{final.name}.idx").unlink(missing_ok=True)
             for end in (".bin", ".idx"):
                 (folder / f"{key}{end}").replace(final.with_name(final.name + end))
@@ -91,9 +93,10 @@ def index(job: IndexJob, say: Say, watch: Watch = lambda done, total, counts: No
 
 @contextmanager
 def _aside(prefix: Path) -> Iterator[Path]:
-    """Yield the folder for files that are not yet whole; it is removed with the block.
+    """Yield the folder for incomplete files; the end of the block removes it.
 
-    What a kill left there is overwritten. DataError if another process works in it.
+    Files that a killed process left there are overwritten. DataError if another process works in
+    it.
     """
     folder = target_of(prefix.with_name(prefix.name + ".partial"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,7 +127,7 @@ def _fill(job: IndexJob, folder: Path, say: Say, watch: Watch) -> Counts:
         done += file.stat().st_size
     if not counts.documents:
         raise DataError(
-            f"No document with any text in {job.files[0]}" + (" ..." if job.files[1:] else ""),
+            f"No document has text in {job.files[0]}" + (" ..." if job.files[1:] else ""),
             expected=f"documents with {', '.join(job.keys)}",
         )
     for key, builder in builders.items():
@@ -148,7 +151,7 @@ def no_tree(why: str) -> MissingError:
 
 
 def _add(job: IndexJob, builder: Any, texts: Sequence[str], counts: Counts) -> None:
-    """Add the texts of one key; one without ids would be a sequence that teaches nothing."""
+    """Add the texts of one key; one without ids would be an empty sequence."""
     end = [job.encoder.eod] if job.eod and job.encoder.eod is not None else []
     encoded = [ids + end for ids in job.encoder.encode([text for text in texts if text]) if ids]
     for ids in encoded:
@@ -164,5 +167,5 @@ def _report(job: IndexJob, file: Path, bad: Sequence[corpus.Bad], counts: Counts
         if job.strict:
             raise DataError(text, help="Correct the line, or leave out --strict to skip such lines")
         if counts.bad <= _SHOWN:
-            say(text if counts.bad < _SHOWN else "More are counted, not shown")
+            say(text if counts.bad < _SHOWN else "More bad documents are counted, but not shown")
         counts.bad += 1

@@ -1,4 +1,4 @@
-"""Finds functions and patterns in LibCST trees; what is not there as it must is an error.
+"""Find functions and patterns in LibCST trees; an unexpected number of matches is an error.
 
 Patterns are compared by structure: layout, quotes and redundant parentheses do not count.
 """
@@ -24,10 +24,9 @@ _LAYOUT = {"lpar", "rpar", "comma", "semicolon", "leading_lines", "trailing_whit
 
 
 class CountOffError(Exception):
-    """A pattern or function occurs another number of times than it must.
+    """A pattern or function occurs an unexpected number of times.
 
-    `found` are the places where it does; `near` are, when it should occur more often, those that
-    look most like it.
+    `places` are its occurrences; `near` are the most similar places, if there are too few.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ def find_pattern(module: cst.Module, scope: Scope, pattern: str, count: int) -> 
 def _look_alikes(
     module: cst.Module, scope: Scope, pattern: str, matches: Sequence[cst.CSTNode]
 ) -> list[Place]:
-    """Return what looks like a pattern: in the scope, else anywhere, for code moves to helpers."""
+    """Return code similar to a pattern in the scope, else anywhere, since code moves to helpers."""
     is_expression = isinstance(_parse_pattern(pattern), cst.BaseExpression)
     kind = cst.BaseExpression if is_expression else cst.BaseSmallStatement
     for searched in (scope, Scope(module)):
@@ -88,7 +87,7 @@ def _paths(path: list[Any]) -> Iterator[list[Any]]:
 
 
 def _places(module: cst.Module, nodes: Sequence[cst.CSTNode]) -> list[Place]:
-    """Return line and code of nodes of the module."""
+    """Return the lines and the code of nodes of the module."""
     if not nodes:
         return []
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
@@ -135,7 +134,7 @@ class Scope:
         return block, next(i for i, s in enumerate(block.body) if id(s) in holding)
 
     def _blocks(self, node: cst.CSTNode) -> list[tuple[Block, cst.CSTNode]]:
-        """Return the blocks around `node`, outermost first, each with its statement around it."""
+        """Return the blocks around `node`, outermost first, each with its statement that holds it."""
         blocks: list[tuple[Block, cst.CSTNode]] = []
         while node is not self.root:
             parent = self._parents[id(node)]
@@ -146,7 +145,7 @@ class Scope:
 
 
 def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield child nodes in source order, layout apart (much faster than LibCST's `children`)."""
+    """Yield child nodes in source order, without layout (much faster than LibCST's `children`)."""
     for name in _meaning(type(node)):
         value = getattr(node, name)
         if isinstance(value, cst.CSTNode):
@@ -173,7 +172,7 @@ def _parse_pattern(text: str) -> cst.CSTNode:
 
 
 def _same(pattern: object, node: object) -> bool:
-    """Return structural equality, blind to layout; `...` as last call argument takes any rest."""
+    """Return whether structures, not layouts, are equal; a last argument `...` matches any rest."""
     if isinstance(pattern, cst.SimpleString) and isinstance(node, cst.SimpleString):
         return pattern.evaluated_value == node.evaluated_value
     if isinstance(pattern, cst.CSTNode):

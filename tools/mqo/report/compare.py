@@ -1,4 +1,4 @@
-"""Groups runs that may be compared."""
+"""Group the runs that may be compared."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mqo.report.rows import Row, baselines, gap_of, rows_of
 from mqo.report.verdict import DEFAULT_TOLERANCE, Verdict, verdict
 
 MOST_SHOWN = 3  # differences in a subtitle
-# Settings that say what another one says better: the steps of a run, its number of samples.
+# Settings that another setting states more clearly: the samples, by the steps.
 _INPUTS = "inputs"  # the digest of all files that are read: data, tokenizer, checkpoint
 _IMPLIED = {"--train-samples": "steps", "--train-iters": "steps"}
 
@@ -19,7 +19,7 @@ _IMPLIED = {"--train-samples": "steps", "--train-iters": "steps"}
 class Group:
     """Runs that may be compared. `validated`: final losses are validation losses.
 
-    `differs` is what tells the group from others with the same title, the clearest first.
+    `differs` has the differences to groups with the same title, the clearest first.
     """
 
     model: str
@@ -77,7 +77,7 @@ class Group:
 def compare(
     runs: Sequence[Run], tolerance: float = DEFAULT_TOLERANCE
 ) -> tuple[list[Group], list[LeftOut]]:
-    """Return the groups, by what was trained, and the runs that a later one replaces.
+    """Return the groups of comparable runs, and the runs that a later one replaces.
 
     `tolerance` is T in the rule of the verdict, relative: 0.01 is one percent more loss.
     """
@@ -102,7 +102,7 @@ def _replaced(runs: Iterable[Run], newest: Mapping[tuple, Run]) -> list[LeftOut]
         if later is not run:
             same = run.train == later.train and run.valid == later.valid
             words = "its losses are the same to the last bit" if same else "its losses differ"
-            text = f"same configuration and seed as {later.name}, which comes later; {words}"
+            text = f"same configuration and seed as {later.name}, which is later; {words}"
             repeated.append(LeftOut(run.name, "repeated", text))
     return repeated
 
@@ -125,7 +125,7 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
 
 
 def _differs(run: Run, others: Sequence[Run]) -> list[str]:
-    """Return what tells the group from those of the same title: data, steps, flags, inputs."""
+    """Return the differences to groups with the same title: data, steps, flags, inputs."""
     own, *rest = (_settings(settings) for settings in (run, *others))
     names = {name for settings in (own, *rest) for name in settings}
     apart = {
@@ -144,7 +144,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _shown(name: str, own: Mapping[str, str], rest: Sequence[Mapping[str, str]]) -> str:
-    """Return a setting; of a path the last part, if no other group has the same one."""
+    """Return a setting; for a path its last part, if no other group has the same one."""
     value, others = own[name], [settings[name] for settings in rest if name in settings]
     short = PurePath(value).name if value.startswith("/") else value
     return value if short in (PurePath(other).name for other in others if other != value) else short

@@ -1,4 +1,4 @@
-"""The curves of a comparison or of some runs: one for all seeds of equal runs."""
+"""The curves of a comparison or of some runs: runs that differ only in the seed share one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mqo.report.series import DIFFERENCES, Band, band, less
 from mqo.run_records import QuantToml, parsed
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, last_of_each_step
 
-MOST = 8  # in one picture; more are a tangle
+MOST = 8  # in one picture; more are hard to read
 SEED = "--seed"
 
 
@@ -30,8 +30,8 @@ SEED = "--seed"
 class Curve:
     """Losses over steps, in nats per token, of runs that differ only in their seeds.
 
-    `difference` is the training loss less that of the unquantized run of the same seed. `chance` is
-    ln(vocabulary size), if it is known.
+    `difference` is the training loss minus that of the unquantized run of the same seed. `chance`
+    is ln(vocabulary size), if it is known.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Curve:
 
 
 def of_group(group: Group) -> list[Curve]:
-    """Return one curve per variant, in the order of the group's rows."""
+    """Return one curve per variant, in the order of `group.rows`."""
     shapes = symbols([look(row.types) for row in group.rows])
     curves = []
     for row, shape in zip(group.rows, shapes, strict=True):
@@ -62,7 +62,7 @@ def _curve(
     runs: Sequence[Run | _Single],
     bases: Sequence[Run | _Single | None],
 ) -> Curve:
-    """Return the curve of runs, whose unquantized ones of the same seeds are `bases`."""
+    """Return the curve of runs; `bases` are the unquantized runs of the same seeds."""
     pairs = zip(runs, bases, strict=True)
     return Curve(
         name=name,
@@ -77,9 +77,9 @@ def _curve(
 
 
 def first(group: Group) -> list[str]:
-    """Return the variants that are shown at first, MOST at most.
+    """Return the variants that are shown at first, at most MOST.
 
-    The baseline, the verdict's choice, and of each format in turn what quantizes most.
+    These are the baseline, the verdict's choice, and in turn what quantizes most of each format.
     """
     named = [name for name in (BASELINE, group.verdict.choice) if name]
     formats: dict[tuple[str, ...], list[str]] = {}
@@ -112,7 +112,7 @@ def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
     """Return the curves of runs that may be unfinished; runs that differ in seed share one.
 
     Raises:
-        RunError: a run recorded no loss, or has a configuration that cannot be read.
+        RunError: a run recorded no loss, or its configuration cannot be read.
     """
     singles = [_single(folder) for folder in folders]
     baselines = {(run.setting, run.seed): run for run in singles if run.is_baseline}

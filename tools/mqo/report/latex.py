@@ -40,7 +40,7 @@ def table(group: Group) -> str:
 
 
 def line(row: Row) -> str:
-    """Return a variant's cells; values that were not measured, or need several seeds, are empty."""
+    """Return a variant's cells; values not measured, or that need several seeds, are empty."""
     loss = f"{row.loss.mean:.4f}" if row.loss else ""
     cells = (escape(row.label), str(len(row.runs)), loss, *gap_cells(row.evidence.get("gap")))
     return " & ".join(cells)
@@ -58,5 +58,5 @@ def gap_cells(gap: Evidence | None) -> tuple[str, str, str]:
 
 
 def escape(text: str) -> str:
-    """Return text as LaTeX prints it."""
+    """Return text with LaTeX's special characters escaped."""
     return "".join(_SPECIAL.get(character, character) for character in text)

@@ -15,7 +15,7 @@ WIDTH, MOST_OF_LABEL = 80, 27  # columns of a line, and of a mode's name in it
 def summary(group: Group) -> Iterator[str]:
     """Yield a comparison for the terminal, in lines of at most WIDTH columns.
 
-    First what tells it from other comparisons, then each mode's gap, then what the rule chooses.
+    First the differences to other comparisons, then each mode's gap, then the rule's choice.
     """
     from mqo.report.page import shown, unseen
 
@@ -43,7 +43,7 @@ def summary(group: Group) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    """Return a text in lines of at most WIDTH columns, those after the first indented further."""
+    """Return a text in lines of at most WIDTH columns; those after the first are indented more."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
     )

@@ -1,4 +1,4 @@
-"""The report's page: one file that needs no other, and no network."""
+"""The report's page: one file that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = ("torch", "numpy", "numba", "triton", "transformers", "tokenizers")
 
 
 def templates(*packages: str) -> Environment:
-    """Return what renders the pages in these packages; each may include the others'."""
+    """Return what renders the templates of these packages, which may include each other."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -85,7 +85,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
 
 
 class Diffs:
-    """The runs' overlay.diff: each file's part once, and each list of parts once."""
+    """The runs' overlay.diff: each file's part once, and each different list of parts once."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.parts: dict[str, str] = {}
@@ -97,11 +97,11 @@ class Diffs:
                 self.listed.append(rows)
 
     def number(self, run: Run) -> int:
-        """Return the index of the run's diff in `listed`."""
+        """Return the index in `listed` of a run's diff."""
         return self.listed.index([_listed(change) for change in run.changes])
 
     def summary(self, run: Run) -> str:
-        """Return how many files and lines."""
+        """Return the number of files and lines."""
         rows = self.listed[self.number(run)]
         added, removed = (sum(row[name] for row in rows) for name in ("added", "removed"))
         return f"{len(rows)} files, +{added:,} -{removed:,} lines"
@@ -121,14 +121,14 @@ def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
 
 
 def _gap(row: Row, gap: Evidence) -> dict[str, Any]:
-    """Return what the forest plot shows of a variant."""
+    """Return the data of a variant in the forest plot."""
     values = {name: getattr(gap, name) for name in ("mean", "low", "high")}
     finite = {name: None if x is None or not math.isfinite(x) else x for name, x in values.items()}
     return {"variant": row.variant, "label": row.label, "look": asdict(look(row.types))} | finite
 
 
 def _means(group: Group, points: int) -> str:
-    """Return what a point of the longest curve is, where that is not a step."""
+    """Return how many steps a point of the longest curve averages, if more than one."""
     each = steps_a_point(max(len(run.train) for run in group.runs), points)
     return f", means of {each} steps" if each > 1 else ""
 
@@ -173,7 +173,7 @@ def _map(grid: Map) -> dict[str, Any]:
     return about | {"x": grid.steps, "y": grid.rows, "z": values}
 
 
-# -- what the page carries ------------------------------------------------------------------------
+# -- embedded data --------------------------------------------------------------------------------
 
 
 def plotly_source() -> str:
@@ -182,12 +182,12 @@ def plotly_source() -> str:
 
 
 def packed(text: str) -> str:
-    """Return text for the page's script to unpack: plotly takes a third so, the diffs a quarter."""
+    """Compress text for the page's script: plotly shrinks to a third, diffs to a quarter."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
 
 
 def as_script(data: Mapping[str, Any]) -> str:
-    """Return JSON that ends no script element."""
+    """Return JSON that cannot end a script element."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -195,7 +195,7 @@ def as_script(data: Mapping[str, Any]) -> str:
 
 
 def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
-    """Return the mean, and its deviation where there are several."""
+    """Return the mean, and the deviation of several values."""
     if spread is None:
         return NOTHING
     if not math.isfinite(spread.mean):
@@ -205,7 +205,7 @@ def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
 
 
 def shown(gap: Evidence | None, digits: int = 2) -> str:
-    """Return a relative difference in percent, and the interval of its mean where there is one."""
+    """Return a relative difference in percent, with the interval of its mean if it has one."""
     if gap is None:
         return NOTHING
     if not math.isfinite(gap.mean):
@@ -217,11 +217,11 @@ def shown(gap: Evidence | None, digits: int = 2) -> str:
 
 
 def unseen(gap: Evidence | None, digits: int = 2) -> str:
-    """Return what to say of a difference that was not seen; nothing of others."""
+    """Return a note for a gap that was not seen; '' for other gaps."""
     if gap is None or gap.seen is not False or gap.smallest is None:
         return ""
     count = len(gap.values)
-    return f"no difference seen; {count} seeds would show {gap.smallest:.{digits}%}"
+    return f"no difference seen; {count} seeds would detect {gap.smallest:.{digits}%}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -230,7 +230,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def size(spread: Spread | None) -> str:
-    """Return bytes as GiB, or MiB below one."""
+    """Return bytes as GiB, or as MiB below 1 GiB."""
     if spread is None:
         return NOTHING
     unit, scale = ("GiB", 2**30) if spread.mean >= 2**30 else ("MiB", 2**20)

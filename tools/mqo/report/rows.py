@@ -1,4 +1,4 @@
-"""The rows of a comparison: a variant's values over seeds, and its distance to the baseline."""
+"""The rows of a comparison: a variant's values over seeds, and its gap to the baseline."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from mqo.matrix.tables import UNQUANTIZED as BASELINE
 from mqo.report.collect import Run
 from mqo.report.evidence import Evidence, evidence
 
-# Of the training losses the mean of this share, the last ones, is a run's final loss.
+# A run's final training loss is the mean of this last share of its losses.
 TAIL = 0.1
 # Values of a row that are relative to the baseline of the same seed.
 PAIRED = ("gap", "memory_saved", "speed_up")
@@ -20,7 +20,7 @@ PAIRED = ("gap", "memory_saved", "speed_up")
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, and standard deviation (None of fewer than two), of a value over seeds."""
+    """Mean and standard deviation (None for fewer than two) of a value over seeds."""
 
     mean: float
     deviation: float | None
@@ -41,8 +41,8 @@ class Row:
     """A variant of a group: its runs' values over seeds.
 
     `gap` is relative to the baseline of the same seed (0.01: one percent more loss); `memory_saved`
-    and `speed_up` likewise, of runs on the same machine: 0.1 is a tenth less memory, a tenth more
-    tokens a second. `evidence` is what these three are of, by their names.
+    and `speed_up` likewise, for runs on the same machine: 0.1 is a tenth less memory, a tenth more
+    tokens per second. `evidence` has the statistics of these three by their names.
     """
 
     variant: str
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Return the quantized part of the FLOPs; it depends on no seed."""
+        """Return the quantized part of the FLOPs; it does not depend on the seed."""
         return self.runs[0].share
 
 
@@ -84,7 +84,7 @@ def baselines(runs: Iterable[Run]) -> dict[str, Run]:
 
 
 def rows_of(runs: Sequence[Run], validated: bool) -> list[Row]:
-    """Return the baseline first, then the others by the quantized share, least first."""
+    """Return the baseline first, then the others by increasing quantized share."""
     variants: dict[str, list[Run]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run)
@@ -138,7 +138,7 @@ def gap_of(row: Row) -> float:
 def quantized(types: Mapping[str, str], differing: Sequence[str] = ()) -> str:
     """Return the types, and the sites of each: 'mxfp8: fprop qk'; then those of libraries.
 
-    `differing` says how operands are quantized at sites whose layers differ.
+    `differing` lists how operands are quantized at sites whose layers differ.
     """
     sites: dict[str, list[str]] = {}
     for site in SITES:

@@ -1,4 +1,4 @@
-"""The report's tables as plain rows, for CSV and JSON; None if nothing was measured."""
+"""The report's tables as plain rows, for CSV and JSON; None for values that were not measured."""
 
 import csv
 import json
@@ -33,7 +33,7 @@ def tables(groups: Sequence[Group], left_out: Sequence[LeftOut]) -> dict[str, Ta
 
 
 def write(folder: Path, tables: Mapping[str, Table]) -> None:
-    """Write a CSV a table that has rows, and report.json with all of them."""
+    """Write one CSV file per table with rows, and report.json with all tables."""
     for name, rows in ((name, rows) for name, rows in tables.items() if rows):
         columns = list(dict.fromkeys(key for row in rows for key in row))
         with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
@@ -45,7 +45,7 @@ def write(folder: Path, tables: Mapping[str, Table]) -> None:
 
 
 def sites(row: Row) -> Table:
-    """Return what a variant's quantizers measured, by site and type, the mean over its runs."""
+    """Return the measurements of a variant's quantizers by site and type, averaged over runs."""
     by_type: dict[tuple[str, str], list[Site]] = {}
     for site in (site for run in row.runs for site in run.sites):
         by_type.setdefault((site.site, site.quant_type), []).append(site)
@@ -83,7 +83,7 @@ def _result(group: Group, row: Row) -> dict[str, Any]:
 
 
 def _evidence(name: str, evidence: Evidence | None) -> dict[str, Any]:
-    """Return the interval of a mean, and of the gap what else is known of it."""
+    """Return the interval of a mean, and for the gap also the other statistics."""
     low, high = (evidence.low, evidence.high) if evidence else (None, None)
     cells: dict[str, Any] = {f"{name}_low": low, f"{name}_high": high}
     if name != "gap":

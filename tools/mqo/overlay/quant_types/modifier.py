@@ -1,4 +1,4 @@
-"""Reads, sets and restores the quant type literals of a tree, patched by mqo or by hand.
+"""Read, set and restore the quant type literals of a tree that was patched by mqo or by hand.
 
 A command is planned completely before anything is written: all sites are found, all files are
 checked for other changes, and then all files change or none. Reading needs only the standard
@@ -33,14 +33,14 @@ COMMAND = (
 )
 DIFFERS = "differs"
 STORE_FILE = f"{STORE}/{LITERALS}"  # written by every modification
-CUT_OFF = "a command was cut off, or is at work; the next one first finishes or clears it"
+CUT_OFF = "a command was interrupted, or is running; the next command first finishes or undoes it"
 
 
 @dataclass(frozen=True)
 class SiteState:
     """A site in the source; `was` is its type before the first modification, if different.
 
-    `type` is the quant type, 'none' for any other value by convention, 'differs' if branches
+    `type` is the quant type, 'none' for any other value, 'differs' if branches
     differ, and None if the source does not determine it.
     """
 
@@ -49,7 +49,7 @@ class SiteState:
 
     @property
     def type(self) -> str | None:
-        """Return the quant type, as the class says."""
+        """Return the quant type, as the class describes it."""
         types = {v if v in QUANT_TYPES else NONE for v in self.site.values}
         return types.pop() if len(types) == 1 else DIFFERS if types else None
 
@@ -61,7 +61,7 @@ class SiteState:
 
 @dataclass(frozen=True)
 class Report:
-    """A tree's sites, what needs action, and what its user should know besides."""
+    """A tree's sites, what needs action, and notes for the user."""
 
     root: Path
     sites: tuple[SiteState, ...]
@@ -85,7 +85,7 @@ class Outcome:
     """What a modification or a restoration changed, or would change.
 
     `files` holds their contents, before and after. `record` is the ledger after it, and `originals`
-    what it refers to and must be kept.
+    the contents that it refers to.
     """
 
     root: Path
@@ -127,7 +127,7 @@ def check(root: Path) -> Report:
             due += file.due
             notes += file.notes
         if interrupted or transaction.is_interrupted(root):
-            due = [CUT_OFF]  # the rest is not to be judged half-way
+            due = [CUT_OFF]  # the rest cannot be judged before that
         else:
             due += _faults(tree, states)
     return Report(root, tuple(states), tuple(dict.fromkeys(due)), tuple(notes))
@@ -138,10 +138,10 @@ def modify(
 ) -> Outcome:
     """Set the literals of the named sites, in all files or in none.
 
-    With `shared`, a literal that other sites read, too, is set for all of them.
+    With `shared`, a literal that several sites read is set for all of them.
 
     Raises:
-        OverlayError: a site has no literals in force, or shares one that may not be set.
+        OverlayError: a site has no effective literals, or shares one that may not be set.
         EditedError: a file was changed by other means since an earlier modification.
         UnknownNameError: there is no such type.
     """
@@ -151,7 +151,7 @@ def modify(
 
 
 def restore(root: Path, *, dry_run: bool = False) -> Outcome:
-    """Give back the bytes from before the first modification, in all files or in none.
+    """Restore the bytes before the first modification, in all files or in none.
 
     Raises EditedError for a file that was changed by other means since.
     """
@@ -164,10 +164,10 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
         if dry_run:
             if transaction.is_interrupted(root):
                 raise OverlayError(
-                    f"A command on {root} was cut off, or is at work",
-                    expected="a tree at rest, which can be read without changing it",
-                    help="Any command that may write, `--restore` for one, first finishes or "
-                    "clears it",
+                    f"A command on {root} was interrupted, or is running",
+                    expected="a tree that can be read without changing it",
+                    help="Any command that may write, such as `--restore`, first finishes or "
+                    "undoes it",
                 )
             final = plan(tree)
             if final.files:
@@ -175,7 +175,7 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
                 transaction.check_writable(root, STORE_FILE)
             return final
         if not tree.store.exists():
-            # The lock makes this folder: not where there is nothing to do, or nothing can be done.
+            # The lock makes this folder, so lock only if there is something to do that can be done.
             first = plan(tree)
             if not first.files:
                 return first
@@ -202,7 +202,7 @@ def _typed_errors() -> Iterator[None]:
         raise OverlayError(
             f"{error.filename or 'The tree'}: {error.strerror or error}",
             expected="a tree that may be read and written",
-            help=f"Correct that and repeat; `{COMMAND} --check` shows what the tree says",
+            help=f"Correct that and repeat; `{COMMAND} --check` shows the tree's types",
         ) from error
 
 
@@ -267,25 +267,25 @@ def _refuse(tree: Tree, site: SourceSite, types: Mapping[str, str], shared: bool
     if site.refusal:
         raise OverlayError(
             site.refusal,
-            expected=f"a line {literals.VARIABLE} = '...' before the GEMM of {site.name}, in "
-            "force there",
+            expected=f"a line {literals.VARIABLE} = '...' before the GEMM of {site.name} that "
+            "applies there",
             help=f"`{COMMAND} --check` lists the sites{_patch_hint(tree)}",
         )
     both = f"{site.name} and {' and '.join(site.shares)}"
     if site.shares and not shared:
         raise OverlayError(
-            f"{site.path}:{site.line} is the literal of {both}: it cannot be set for one alone",
-            expected=f"a literal of its own for {site.name}",
-            help="`--shared` sets it for all of them",
+            f"{site.path}:{site.line} is the literal of {both}: it cannot be set for only one",
+            expected=f"a separate literal for {site.name}",
+            help="Use `--shared` to set it for all of them",
         )
     if {types[name] for name in site.shares if name in types} - {types[site.name]}:
         raise OverlayError(
-            f"{site.path}:{site.line} is the literal of {both}", expected="one type for them"
+            f"{site.path}:{site.line} is the literal of {both}", expected="the same type for them"
         )
 
 
 def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
-    """Return the files that hold sites; OverlayError where all are missing, unless `may_lack`."""
+    """Return the files that hold sites; OverlayError if all are missing, unless `may_lack`."""
     contents = {path: tree.read(path) for path in METHODS}
     if may_lack or any(content is not None for content in contents.values()):
         return contents
@@ -297,7 +297,7 @@ def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
     )
 
 
-# -- what to tell ---------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------
 
 
 def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
@@ -314,7 +314,7 @@ def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
 
 
 def _warnings(sites: Sequence[SourceSite], types: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a modification leaves in a state that its user may not expect."""
+    """Yield what the user may not expect after a modification."""
     states = {site.name: SiteState(site) for site in sites}
     forward = states["fprop"].type
     odd = [s for s in ("dgrad", "wgrad") if states[s].type not in (None, forward)]

@@ -1,8 +1,8 @@
 """Find the quant type literals of each GEMM site in a tree's files, hand-patched trees included.
 
-The linear sites are in the autograd function that the file's parallel linear layers apply, whatever
-its name; attention's are in the class whose `forward` takes query, key and value. A site's literals
-are those that its GEMMs read (see `gemms`); there are several where branches have one each.
+The linear sites are in the autograd function that the file's parallel linear layers apply, with any
+name; attention's are in the class whose `forward` takes query, key and value. A site's literals are
+those that its GEMMs read (see `gemms`); there are several if each branch has its own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class SourceSite:
-    """A site in the source: its literals, in source order, and why they cannot be edited, if so.
+    """A site in the source: its literals in source order, and the reason if they cannot be edited.
 
-    `shares` names the other sites that read one of its literals. `bound` says that our patches'
-    binding names the site, and `due` that its user should correct what the refusal says.
+    `shares` names the other sites that read one of its literals. `bound` tells that the patches'
+    binding names the site, and `due` that the user should correct what `refusal` describes.
     """
 
     name: str
@@ -47,13 +47,13 @@ class SourceSite:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Return what the source says, each value once; several where branches differ."""
+        """Return the values in the source, each once; several if branches differ."""
         return tuple(dict.fromkeys(literal.value for literal in self.literals))
 
 
 @dataclass(frozen=True)
 class FileScan:
-    """The sites of one file, what its user should correct, and what else there is to know."""
+    """The sites of one file, what the user should correct, and other notes."""
 
     sites: tuple[SourceSite, ...]
     due: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class FileScan:
 
 
 def scan(path: str, content: bytes | None) -> FileScan:
-    """Return the sites that the file at tree-relative `path` should hold; None: no such file.
+    """Return the sites that the file at tree-relative `path` should hold; `content` None: no file.
 
     Raises:
         OverlayError: it is not Python.
@@ -78,7 +78,7 @@ def scan(path: str, content: bytes | None) -> FileScan:
         raise OverlayError(
             f"{path}:{line} cannot be read as Python ({str(error).split(' (')[0]})",
             expected="Python in UTF-8, or with a coding line that names the file's encoding",
-            help="Correct the file, or give the folder of another tree to --tree",
+            help="Correct the file, or give another tree with --tree",
         ) from error
     complete = [n for n, gemms in holders.items() if {g.site for g in gemms} >= {*_sites(path)}]
     readers = [n for n, gemms in holders.items() if any(gemm.reads for gemm in gemms)]
@@ -108,7 +108,7 @@ def _without_sites(path: str, line: int, why: str, source: Source | None = None)
 def _with_strays(
     path: str, sites: list[SourceSite], source: Source | None, notes: tuple[str, ...] = ()
 ) -> FileScan:
-    """Return a scan that notes shared literals, and literals of no site.
+    """Return a scan that notes shared literals, and literals without a site.
 
     The latter need action if sites are absent.
     """
@@ -140,7 +140,7 @@ def _gemms(path: str, node: ast.ClassDef, source: Source) -> list[Gemm]:
 
 
 def _method(node: ast.ClassDef, name: str, tree: ast.Module) -> ast.FunctionDef | None:
-    """Return a class's method, its own or that of a base in the same file."""
+    """Return a class's method, its own or inherited from a base in the same file."""
     own = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == name]
     bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id != node.name]
     classes = [c for c in _definitions(tree) if isinstance(c, ast.ClassDef) and c.name in bases]
@@ -162,7 +162,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.Assign
 
 
 def _definitions(node: ast.AST) -> Iterator[_Definition]:
-    """Yield what a module defines, under `if` and `try`, too."""
+    """Yield what a module defines, also under `if` and `try`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Definition):
             yield child
@@ -173,8 +173,8 @@ def _definitions(node: ast.AST) -> Iterator[_Definition]:
 def _applied(tree: ast.Module) -> set[str]:
     """Return the names X of the `X.apply` that the parallel linear layers reach in this file.
 
-    In a file without such layers, the functions `...linear_with_...` count instead, and in a file
-    without these all classes do.
+    Without such layers in the file, the functions `...linear_with_...` count instead; without
+    these, all classes.
     """
     named = [(name, node) for node in _definitions(tree) for name in _names(node)]
     names = {name for name, _ in named}
@@ -199,11 +199,11 @@ def _names(node: _Definition) -> list[str]:
     return [node.name]
 
 
-# -- which literals are a site's ------------------------------------------------------------------
+# -- the literals of a site ----------------------------------------------------------------------
 
 
 def _bound(path: str, name: str, source: Source) -> SourceSite:
-    """Return a site of a patched tree, where the statement after a literal names its site."""
+    """Return a site of a patched tree, in which the statement after a literal names its site."""
     literals = tuple(lit for lit in source.literals.values() if lit.site == name)
     if not literals:
         return SourceSite(name, path, 1, note=ABSENT, refusal=f"{path} has no literal for {name}")
