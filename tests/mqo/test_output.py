@@ -88,7 +88,7 @@ def test_a_link_as_the_target_is_refused(command_line, vendored, tmp_path, words
     before = contents(outside)
     code, _, err = command_line(*words(link))
     assert code == 2
-    assert "is a symbolic link" in err and "Traceback" not in err
+    assert "symbolic link" in err and "Traceback" not in err
     assert contents(outside) == before
     assert link.is_symlink()
 
@@ -111,7 +111,7 @@ def test_scripts_go_into_a_folder_through_a_link_but_over_no_link(command_line, 
     script.symlink_to(outside / "moved")
     (outside / "moved").write_text("precious")
     code, _, err = command_line(*words)
-    assert code == 2 and "is a symbolic link" in err
+    assert code == 2 and "symbolic link" in err
     assert (outside / "moved").read_text() == "precious"
 
 

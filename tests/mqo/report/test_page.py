@@ -113,7 +113,7 @@ def test_an_older_report_is_replaced_and_nothing_else_is(runs, tmp_path):
         (folder / "index.html").write_text("new")
         assert (old / "index.html").read_text() == "old"
     assert [path.name for path in old.iterdir()] == ["index.html"]
-    with pytest.raises(RunError, match="holds something else"), replaced(other):
+    with pytest.raises(RunError, match="other than a report"), replaced(other):
         pass
     assert (other / "thesis.tex").read_text() == "old"
 
@@ -270,7 +270,7 @@ def test_a_relative_difference_as_it_is_shown(values, text):
 
 def test_a_difference_that_was_not_seen_says_what_would_have_been():
     doubtful, sure, single = evidence([(-0.01, -0.02), (0.5, 0.501), (0.1,)])
-    assert unseen(doubtful) == "no difference seen; 2 seeds would show 7.04%"
+    assert unseen(doubtful) == "no difference seen; 2 seeds would detect 7.04%"
     assert unseen(sure) == unseen(single) == unseen(None) == ""
 
 

@@ -109,7 +109,7 @@ def test_without_a_choice_the_names_are_shown(dump, tensors, message):
 
 
 def test_a_missing_file_and_one_that_is_no_safetensors_are_refused(tmp_path):
-    with pytest.raises(DataError, match="There is no file"):
+    with pytest.raises(DataError, match="is not a file"):
         measure(TREE, tmp_path / "absent", [], None)
     (tmp_path / "text").write_text("no tensors")
     with pytest.raises(RunError, match=r"could not measure .*text"):

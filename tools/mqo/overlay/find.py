@@ -134,7 +134,7 @@ class Scope:
         return block, next(i for i, s in enumerate(block.body) if id(s) in holding)
 
     def _blocks(self, node: cst.CSTNode) -> list[tuple[Block, cst.CSTNode]]:
-        """Return the blocks around `node`, outermost first, each with its statement that holds it."""
+        """Return the blocks around `node`, outermost first, each with its statement around it."""
         blocks: list[tuple[Block, cst.CSTNode]] = []
         while node is not self.root:
             parent = self._parents[id(node)]

@@ -27,7 +27,7 @@ Kind = Literal["site", "codemod", "add"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One patch of the series: its name, kind and reason, and the upstream releases that need it."""
+    """One patch of the series: its name, kind and reason, and the releases that need it."""
 
     name: str
     kind: Kind

@@ -249,7 +249,7 @@ def test_two_functions_with_literals_are_refused(root):
         1,
     )
     made = root(FIRST | {LAYERS: text})
-    with pytest.raises(OverlayError, match=rf"^{LAYERS}:\d+ \(Own\) may hold the sites as well"):
+    with pytest.raises(OverlayError, match=rf"^{LAYERS}:\d+ \(Own\) .* line \d+"):
         modifier.modify(made, {"fprop": "mxfp4"})
 
 
@@ -334,7 +334,7 @@ def test_a_literal_inside_a_helper_is_no_sites_and_due(root):
     assert modifier.check(made).due == (
         f"{LAYERS}:{inside} is a literal that no GEMM of a site reads, and fprop has none",
     )
-    with pytest.raises(OverlayError, match="has no literal for the GEMM of fprop"):
+    with pytest.raises(OverlayError, match="no literal for the GEMM of fprop"):
         modifier.modify(made, {"fprop": "mxfp4"})
 
 
@@ -342,6 +342,6 @@ def test_a_literal_that_a_gemm_of_unknown_operands_reads_too_is_refused(root):
     more = "dx = dx + typed_matmul(ctx.low, ctx.rank, custom_quant_type)\n"
     text = HELPED[LAYERS].replace("        dw = None\n", " " * 8 + more + "        dw = None\n", 1)
     made = root(HELPED | {LAYERS: text})
-    with pytest.raises(OverlayError, match=rf"^{LAYERS}:\d+ reads the literal of wgrad, too"):
+    with pytest.raises(OverlayError, match=rf"^{LAYERS}:\d+ .* literal of wgrad, "):
         modifier.modify(made, {"wgrad": "mxfp4"})
     assert shown(made)["dgrad"] == ("mxfp8", lines({LAYERS: text}, LAYERS)[1])

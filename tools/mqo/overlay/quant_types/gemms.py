@@ -133,7 +133,7 @@ class _Walk:
         self.chosen, self.inside = chosen, inside | self.inside
 
     def with_choice(self, origins: Origins) -> Origins:
-        """Return `origins` and the types that chose them, except for products of the same branch."""
+        """Return `origins` and the types that chose them, except products of the same branch."""
         return origins if origins & self.inside else origins | self.chosen
 
     def simple(self, *nodes: ast.AST) -> Origins:
