@@ -137,8 +137,8 @@ def test_a_torch_of_which_only_the_metadata_is_left_is_missing(project, site):
 @pytest.mark.parametrize(
     ("line", "devices", "state", "text"),
     [
-        ("cuda: Optional[str] = None", 2, "missing", "no torch that was built for it"),
-        ("cuda: Optional[str] = '13.0'", 0, "missing", "torch has 13.0, but there is no device"),
+        ("cuda: Optional[str] = None", 2, "missing", "no torch built for CUDA"),
+        ("cuda: Optional[str] = '13.0'", 0, "missing", "torch has 13.0, but no device was found"),
         ("cuda: Optional[str] = '13.0'", 1, "ok", "13.0, 1 device"),
         ('cuda = "12.8"', 8, "ok", "12.8, 8 devices"),
     ],
@@ -166,7 +166,7 @@ def test_a_tree_that_is_not_vendored_says_which_command_brings_it(project):
     shutil.rmtree(project.tree / ".mqo")
     megatron = found(project, "Megatron core")
     assert (megatron.state, megatron.needs_action) == ("missing", True)
-    assert "`mqo vendor` brings it, `mqo apply` patches it" in megatron.cost
+    assert "`mqo vendor` fetches it, `mqo apply` patches it" in megatron.cost
 
 
 def test_another_tree_that_is_not_there_is_named_in_the_command(project, tmp_path):
@@ -278,7 +278,7 @@ def test_a_transformer_engine_that_is_not_known_quantizes_nothing(gpu, site):
     install(site, "transformer-engine", "2.9.0", "transformer_engine")
     (site / "libtransformer_engine.so").touch()
     engine = found(gpu, "Transformer Engine")
-    assert (engine.state, engine.cost) == ("warning", "its layers run with bf16 alone")
+    assert (engine.state, engine.cost) == ("warning", "its layers run only with bf16")
     assert engine.found == "2.9.0; known are its releases 2.10 to 2.20"
 
 

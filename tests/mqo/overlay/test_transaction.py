@@ -236,7 +236,7 @@ def test_killed_before_any_system_call_a_folder_is_whole_or_not_there(root):
 def test_a_half_built_folder_is_removed_with_the_parents_made_for_it(root, name):
     assert killed_at(name, 1, lambda: build(root))
     text = str(recover(root))
-    assert text.startswith("'snapshot' had been killed before it changed anything")
+    assert text.startswith("'snapshot' was killed before it changed anything")
     assert not (root.parent / "runs").exists()
 
 
@@ -249,7 +249,7 @@ def test_a_folder_that_was_whole_when_its_process_was_killed_stays(root):
             break
         clear(root)
         number += 1
-    assert str(outcome).startswith("'snapshot' had been killed half-way; finished it first")
+    assert str(outcome).startswith("'snapshot' was killed half-way; finished it first")
     assert (root.parent / "runs/7/source/y.py").read_text() == "whole"
 
 

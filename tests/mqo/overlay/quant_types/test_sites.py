@@ -98,7 +98,7 @@ def test_what_overwrites_in_a_branch_is_refused_even_if_that_leaves():
     """
     place = forward(body)
     assert place.values == ("mxfp8",)
-    assert place.refusal.startswith(f"{LAYERS}:7 sets custom_quant_type for fprop")
+    assert place.refusal.startswith(f"{LAYERS}:7 does not set custom_quant_type for fprop")
 
 
 @pytest.mark.parametrize("after", ["None", "'none'"])
@@ -249,7 +249,7 @@ def test_the_overwritten_literal_of_one_site_leaves_the_other_alone():
     """
     found = attend(body)
     assert said(found) == {"qk": [(3, "mxfp8")], "pv": []}
-    assert found["pv"].refusal.startswith(f"{ATTENTION}:6 sets custom_quant_type for pv")
+    assert found["pv"].refusal.startswith(f"{ATTENTION}:6 does not set custom_quant_type for pv")
 
 
 def test_a_site_with_no_literal_at_all_but_a_computed_type_is_refused():
@@ -290,7 +290,7 @@ def test_a_literal_in_a_branch_whose_reader_stands_behind_is_refused_and_shown_a
     """
     found = attend(body)
     assert said(found) == {"qk": [(3, "mxfp8")], "pv": [(3, "mxfp8"), (6, "none")]}
-    assert found["pv"].refusal.startswith(f"{ATTENTION}:6 sets custom_quant_type for pv")
+    assert found["pv"].refusal.startswith(f"{ATTENTION}:6 does not set custom_quant_type for pv")
     assert found["pv"].due
     assert (found["qk"].shares, found["pv"].shares) == (("pv",), ("qk",))
 
