@@ -128,8 +128,13 @@ def test_a_trainings_folder_that_is_another_link_is_refused(tmp_path, place, kin
     link, outside = make_links(tmp_path, kind)
     before = contents(outside)
     words = {"CHECKPOINT": [link], "TENSORBOARD": [tmp_path, link], "--runs": ["--runs", link]}
-    with pytest.raises(OutputError, match="not a folder"):
+    with pytest.raises(OutputError) as caught:
         launcher._main([*map(str, words[place]), *TRAIN], front_end=False)
+    assert str(caught.value) == (
+        f"{link} is a symbolic link to {link.readlink()}, which is not a folder. "
+        "Expected: a folder, a link to a folder, or a new name. Make the folder that the link leads to, or remove the "
+        "link."
+    )
     assert contents(outside) == before
 
 

@@ -81,9 +81,7 @@ def _check_words() -> None:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise MqoError(
-                f"The argument {word!a} is not UTF-8", expected="names in UTF-8"
-            ) from None
+            raise MqoError(f"{word!a} is not UTF-8", expected="arguments in UTF-8") from None
 
 
 def last_error(output: str) -> str | None:

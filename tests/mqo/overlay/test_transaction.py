@@ -411,7 +411,7 @@ def test_a_tree_behind_a_link_is_a_tree(root, ends, tmp_path):
 
 @pytest.mark.parametrize("path", ["../x.py", "core/../../x.py", "/x.py", "core/../a.py"])
 def test_paths_that_leave_the_tree_are_refused(root, path):
-    refused(root, path, "outside of the tree")
+    refused(root, path, "leaves the tree")
 
 
 def test_a_folder_in_a_files_place_and_a_file_in_a_folders_are_refused(root):

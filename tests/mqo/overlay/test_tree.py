@@ -21,8 +21,12 @@ def test_a_tree_without_records_says_how_to_get_them(tree):
 
 
 def test_an_unpatched_tree_says_how_to_patch_it(mini):
-    with pytest.raises(OverlayError, match="`mqo apply`"):
+    with pytest.raises(OverlayError) as caught:
         mini.tree.patched()
+    assert str(caught.value) == (
+        f"{mini.tree.root} is not patched. Expected: a tree with the patch series applied. "
+        "Run `mqo apply`."
+    )
 
 
 # -- objects -----------------------------------------------------------------------------------

@@ -109,8 +109,10 @@ def test_without_a_choice_the_names_are_shown(dump, tensors, message):
 
 
 def test_a_missing_file_and_one_that_is_no_safetensors_are_refused(tmp_path):
-    with pytest.raises(DataError, match="is not a file"):
+    with pytest.raises(DataError) as caught:
         measure(TREE, tmp_path / "absent", [], None)
+    text = f"{tmp_path / 'absent'} is not a file. Expected: a safetensors file."
+    assert str(caught.value) == text
     (tmp_path / "text").write_text("no tensors")
     with pytest.raises(RunError, match=r"could not measure .*text"):
         measure(TREE, tmp_path / "text", [], None)

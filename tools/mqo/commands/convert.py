@@ -33,16 +33,11 @@ def hf_to_megatron(
 
 @convert.command()
 def megatron_to_hf(
-    source: Annotated[
-        Path, typer.Argument(help="A run or a checkpoint folder; its newest checkpoint is used.")
-    ],
+    source: Annotated[Path, typer.Argument(help="A run or checkpoint folder; uses the newest.")],
     target: Annotated[Path, typer.Argument(help="A new folder that transformers can load.")],
     tokenizer: TokenizerOption = None,
     vocab_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help="Embedding rows to keep; by default one per token of the tokenizer."
-        ),
+        int | None, typer.Option(min=1, help="Rows to keep; by default one per token.")
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="fp32, bf16 or fp16; by default the checkpoint's.")

@@ -14,13 +14,10 @@ from mqo.terminal import emit
 
 
 def export(
-    source: Annotated[
-        Path, typer.Argument(help="A run, a checkpoint folder, or a folder of transformers.")
-    ],
+    source: Annotated[Path, typer.Argument(help="A run, checkpoint or transformers folder.")],
     target: Annotated[Path, typer.Argument(help="A new folder that other programs can load.")],
     quant_type: Annotated[
-        str | None,
-        typer.Option("--format", help="One type for all weights; default: the run's types."),
+        str | None, typer.Option("--format", help="One type for all; default: the run's types.")
     ] = None,
     layout: Annotated[
         str | None,

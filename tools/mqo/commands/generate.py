@@ -25,19 +25,13 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line.")] = None,
     tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")] = 64,
-    temperature: Annotated[
-        float, typer.Option(min=0.0, help="0: always the most likely token.")
-    ] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token.")] = 0.0,
     top_k: Annotated[
         int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: all.")
     ] = 0,
     top_p: Annotated[
         float,
-        typer.Option(
-            min=0.0,
-            max=1.0,
-            help="Sample from the most likely tokens up to this total probability.",
-        ),
+        typer.Option(min=0.0, max=1.0, help="Sample from tokens up to this total probability."),
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Sampling seed.")] = 0,
     mode: Annotated[str | None, typer.Option(help="A mode; by default the run's mode.")] = None,

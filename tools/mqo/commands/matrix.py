@@ -19,8 +19,7 @@ matrix = typer.Typer(
 @matrix.command()
 def generate(
     types: Annotated[
-        str | None,
-        typer.Option(help="Quant types to write scripts for, such as nvfp4,hif4, or all."),
+        str | None, typer.Option(help="Quant types to write scripts for: nvfp4,hif4, or all.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="With --types: the folder for the scripts.")
@@ -33,10 +32,7 @@ def generate(
     project = Project.here()
     own = project.root / "script"
     if project.is_installed:
-        raise MqoError(
-            "mqo runs from a wheel, and scripts start the launcher of a clone",
-            expected="a clone of mqo",
-        )
+        raise MqoError("Scripts need the launcher of a clone", expected="a clone of mqo")
     from mqo.matrix.generate import write
     from mqo.matrix.tables import expand, quant_types
 

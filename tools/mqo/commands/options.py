@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 TrainingOption = Annotated[str, typer.Option(help="Sets sizes and schedule.")]
-FlagsArgument = Annotated[
-    list[str] | None, typer.Argument(help="Megatron's own flags, after `--`.")
-]
+FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's flags, after `--`.")]
 GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
 # Ways to quantize, as mqo.launch.variants reads them.
 RecipesOption = Annotated[str, typer.Option(help="Comma-separated recipes or recipe files.")]

@@ -24,9 +24,7 @@ Compared = Annotated[
     tuple[Path, Path] | None,
     typer.Option(metavar="A B", help="Only compare step times of two such folders or runs."),
 ]
-Repeats = Annotated[
-    int, typer.Option(min=0, help="With --compare: replay both N times, alternating.")
-]
+Repeats = Annotated[int, typer.Option(min=0, help="With --compare: replay A and B N times each.")]
 AllowVersions = Annotated[
     bool,
     typer.Option("--allow-versions", help="With --compare: allow other versions or machines."),

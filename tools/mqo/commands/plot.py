@@ -23,9 +23,7 @@ def plot(
     ] = None,
     operands: Annotated[
         bool,
-        typer.Option(
-            "--operands", help="Draw SQNR, underflow and saturation by operand and depth."
-        ),
+        typer.Option("--operands", help="Draw SQNR, underflow, saturation by operand and depth."),
     ] = False,
 ) -> None:
     """Draw the loss curves of runs, or the operand statistics of one mode."""

@@ -112,11 +112,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     }
     commands = [options.check, options.restore, bool(options.types)]
     if sum(commands) != 1:
-        known.error(
-            "no command is given"
-            if not any(commands)
-            else "--check, --restore and types cannot be combined"
-        )
+        known.error("these cannot be combined" if any(commands) else "no command is given")
     if options.shared and not options.types:
         known.error("--shared needs a type to set")
     return options

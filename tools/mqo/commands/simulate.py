@@ -33,8 +33,7 @@ def simulate(
     device: Annotated[str, typer.Option(help="The GPUs: h100-80gb, h200, b200 ...")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes with 8 GPUs each.")] = 1,
     imbalance: Annotated[
-        float,
-        typer.Option(min=1.0, help="Tokens of a rank's experts, as a multiple of its even share."),
+        float, typer.Option(min=1.0, help="Load of a rank's experts over its even share.")
     ] = 1.0,
     page: Annotated[
         Path | None, typer.Option("-o", "--out", help="Also write a page: an .html file.")

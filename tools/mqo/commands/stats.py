@@ -13,9 +13,7 @@ from mqo.terminal import emit
 
 
 def stats(
-    file: Annotated[
-        Path, typer.Argument(help="A safetensors file, for example from a run's dumps/.")
-    ],
+    file: Annotated[Path, typer.Argument(help="A safetensors file, such as in a run's dumps/.")],
     tensor: Annotated[
         list[str] | None, typer.Option(help="A tensor to measure, by name or pattern; repeatable.")
     ] = None,

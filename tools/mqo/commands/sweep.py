@@ -33,9 +33,7 @@ Datasets = Annotated[
 Modes = Annotated[
     str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
 ]
-Jobs = Annotated[
-    int | None, typer.Option(min=1, help="Number of runs at a time; by default all that fit.")
-]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default all that fit.")]
 Seeds = Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")]
 Exclude = Annotated[
     list[str] | None,
@@ -165,9 +163,7 @@ def _run(
 
     console = Console(highlight=False)
     console.print(f"sweep    : {folder.root}", markup=False, soft_wrap=True)
-    entries = folder.entries(
-        planned
-    )  # before the preparation: a folder of another sweep is refused
+    entries = folder.entries(planned)  # before preparing: it refuses a folder of another sweep
     if any(entries[job.name].state != "done" for job in planned):
         prepare(project, planned)
     labels = {job.name: job.label for job in planned}
@@ -193,5 +189,5 @@ def prepare(project: Project, planned: Sequence[Job]) -> None:
 
     ready_tree(project, Series.of_project(project), print, allow_edits=False)
     experiments = [job.config.experiment for job in planned]
-    for experiment in {experiment.dataset.name: experiment for experiment in experiments}.values():
+    for experiment in {run.dataset.name: run for run in experiments}.values():
         ready_data(project, experiment, print)

@@ -168,9 +168,7 @@ def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
     with pyarrow.parquet.ParquetFile(path) as file:
         names, total = file.schema_arrow.names, file.metadata.num_rows
         if not set(keys) <= set(names):
-            raise DataError(
-                f"{path} has only the columns {', '.join(names)}", expected=", ".join(keys)
-            )
+            raise DataError(f"{path} has the columns {', '.join(names)}", expected=", ".join(keys))
         for batch in file.iter_batches(_ROWS, columns=list(keys)):
             columns = [batch.column(key).to_pylist() for key in keys]
             rows: list[RawDocument] = list(zip(*columns, strict=True))

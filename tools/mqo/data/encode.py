@@ -73,11 +73,7 @@ class Encoder:
         """Return the ids of each text; DataError if the tokenizer cannot encode it."""
         parts = (texts[n : n + _BATCH] for n in range(0, len(texts), _BATCH))
         try:
-            return [
-                encoding.ids
-                for part in parts
-                for encoding in self.tokenizer.encode_batch_fast(part)
-            ]
+            return [row.ids for part in parts for row in self.tokenizer.encode_batch_fast(part)]
         except Exception as error:  # tokenizers raises bare Exception
             raise DataError(
                 f"The tokenizer cannot encode the text: {error}", expected="a complete tokenizer"
@@ -160,8 +156,7 @@ def _ranks(path: Path) -> Encoder:
         ) from error
     if sorted(table.values()) != list(range(len(pairs))):
         raise DataError(
-            f"{path} does not number its {len(pairs):,} tokens from 0 on",
-            expected="a rank for each",
+            f"{path} does not rank its {len(pairs):,} tokens from 0", expected="a rank for each"
         )
     if len(table) not in _RANK_FILES:
         raise DataError(
@@ -200,8 +195,7 @@ def _converted(table: dict[bytes, int], pattern: str) -> Tokenizer:
 
     if lacking := [byte for byte in range(256) if bytes([byte]) not in table]:
         raise DataError(
-            f"The vocabulary has no token for {len(lacking)} bytes",
-            expected="one for each of the 256",
+            f"The vocabulary lacks tokens for {len(lacking)} bytes", expected="one for each of 256"
         )
     converter = TikTokenConverter(pattern=pattern)
     # Its own reader caches by path, even if the file changes.

@@ -67,9 +67,7 @@ def index(job: IndexJob, say: Say, watch: Watch = lambda done, total, counts: No
             encoder has no end of document, or another process writes there.
     """
     if not job.prefix.name:
-        raise DataError(
-            f"{job.prefix} does not name a file", expected="the prefix of the files to write"
-        )
+        raise DataError(f"{job.prefix} is not a file", expected="the prefix of the files to write")
     if job.eod and job.encoder.eod is None:
         raise DataError(
             "The tokenizer does not name a token that ends a document",
@@ -95,8 +93,7 @@ def index(job: IndexJob, say: Say, watch: Watch = lambda done, total, counts: No
 def _aside(prefix: Path) -> Iterator[Path]:
     """Yield the folder for incomplete files; the end of the block removes it.
 
-    Files that a killed process left there are overwritten. DataError if another process works in
-    it.
+    Files of a killed process are overwritten. DataError if another process works in it.
     """
     folder = target_of(prefix.with_name(prefix.name + ".partial"))
     folder.mkdir(parents=True, exist_ok=True)

@@ -50,12 +50,8 @@ def parser() -> argparse.ArgumentParser:
     add("--kind", choices=KINDS, default="jsonl", help="the KIND of `mqo data prepare`")
     add("--workers", type=int, default=1, help="threads")
     add("--counts", type=Path, help="also write the counts there")
-    add("--partitions", type=int, default=1, help="accepted without effect: the output is the same")
-    add(
-        "--keep-sequential-samples",
-        action="store_true",
-        help="accepted without effect: samples stay in order",
-    )
+    add("--partitions", type=int, default=1, help="no effect: the output is the same")
+    add("--keep-sequential-samples", action="store_true", help="no effect: samples stay in order")
     add("--log-interval", type=int, default=10_000, help="documents per progress line")
     add("--strict", action="store_true", help="stop at a bad line instead of counting it")
     add("--split-sentences", action="store_true", help="not supported")
@@ -97,9 +93,8 @@ def run(args: argparse.Namespace) -> dict[str, int]:
     os.environ |= {"RAYON_NUM_THREADS": str(args.workers), "TOKENIZERS_PARALLELISM": "true"}
     files, keys = find(args.input, args.kind), tuple(args.json_keys)
     encoder = load_tokenizer(args)
-    job = IndexJob(
-        files, args.kind, keys, encoder, args.output_prefix, args.append_eod, args.strict
-    )
+    ends = args.append_eod, args.strict
+    job = IndexJob(files, args.kind, keys, encoder, args.output_prefix, *ends)
     shown, messages = 0, []
 
     def watch(done: int, total: int, counts: Counts) -> None:

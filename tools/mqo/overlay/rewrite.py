@@ -102,9 +102,7 @@ class _Changes:
                 function = self._scope(edit.scope).root
                 assert isinstance(function, Function)
                 if not isinstance(function.body, Block):
-                    raise CountOffError(
-                        f"`{edit.scope}` has its body on the same line as its `def`"
-                    )
+                    raise CountOffError(f"`{edit.scope}` has its body on the line of its `def`")
                 has_docstring = function.get_docstring() is not None
                 self._insert(function.body, int(has_docstring), edit.code)
             case AddParameters():
@@ -146,9 +144,7 @@ class _Changes:
         if known:
             raise CountOffError(f"function `{edit.scope}` already has a parameter `{known[0]}`")
         if not here.params:
-            raise CountOffError(
-                f"function `{edit.scope}` has no positional parameter to add others after"
-            )
+            raise CountOffError(f"function `{edit.scope}` has no positional parameter")
         self.parameters[id(here)] = added.params
 
     def _replace(self, old: cst.CSTNode, code: str) -> None:

@@ -75,9 +75,8 @@ def snapshot(
 def _add_runtime(folder: Path, manifest: Manifest) -> None:
     """Add the runtime of the running mqo to a copy of the project tree, which lacks it."""
     if runtime.ENTRY in manifest.names and not (folder / runtime.FOLDER).exists():
-        for path, content in added_files(
-            Series.of_project(Project.here())[runtime.ENTRY], folder
-        ).items():
+        entry = Series.of_project(Project.here())[runtime.ENTRY]
+        for path, content in added_files(entry, folder).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             _write(folder / path, content)
 

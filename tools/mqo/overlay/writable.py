@@ -46,8 +46,7 @@ def check_writable(root: Path, path: str) -> None:
     file = top / path
     if not is_contained(top, path):
         raise OverlayError(
-            f"{root / path} is outside of the tree, or reached by a symbolic link; nothing "
-            f"was changed",
+            f"{root / path} leaves the tree, or passes a symbolic link; nothing was changed",
             expected="a file of this tree",
             help="Use --tree with the tree that the link leads to",
         )
@@ -74,8 +73,7 @@ def check_records(root: Path, records: Iterable[str]) -> None:
     for name in records:
         if not is_contained(store, name):
             raise OverlayError(
-                f"{store / name} is outside of .mqo, or reached by a symbolic link; nothing "
-                f"was changed",
+                f"{store / name} leaves .mqo, or passes a symbolic link; nothing was changed",
                 expected="a file of this tree",
                 help="Remove the link",
             )

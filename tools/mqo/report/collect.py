@@ -327,24 +327,18 @@ def _coverage(folder: RunFolder) -> Coverage:
     return parsed(folder.coverage, Coverage) if folder.coverage.exists() else Coverage()
 
 
-def changed_quantization(run: RunFolder, quantization: Quantization) -> str:
+def changed_quantization(run: RunFolder, chosen: Quantization) -> str:
     """Return a run's changes to its mode or recipe, to append to the name.
 
     Options of the quantizers change nothing in a run whose sites quantize nothing.
     """
-    unnamed = quantizing_libraries(run) - quantization.library_types.keys()
+    unnamed = quantizing_libraries(run) - chosen.library_types.keys()
     texts = library_labels(dict.fromkeys(unnamed, UNNAMED))
-    if (
-        not quantization.types
-        or set(quantization.types.values()) != {NONE}
-        or quantization.schedule
-    ):
+    if not chosen.types or set(chosen.types.values()) != {NONE} or chosen.schedule:
         texts += (
-            [f"{quantization.gemms} GEMMs"]
-            if quantization.gemms != "fprop" and quantization.recipe is None
-            else []
+            [f"{chosen.gemms} GEMMs"] if chosen.gemms != "fprop" and chosen.recipe is None else []
         )
-        texts += _options(run, quantization.recipe.options if quantization.recipe else {})
+        texts += _options(run, chosen.recipe.options if chosen.recipe else {})
     return "".join(f", {text}" for text in texts)
 
 

@@ -126,11 +126,9 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
 
 def _differs(run: Run, others: Sequence[Run]) -> list[str]:
     """Return the differences to groups with the same title: data, steps, flags, inputs."""
-    own, *rest = (_settings(settings) for settings in (run, *others))
-    names = {name for settings in (own, *rest) for name in settings}
-    apart = {
-        name for name in names if any(settings.get(name) != own.get(name) for settings in rest)
-    }
+    own, *rest = (_settings(member) for member in (run, *others))
+    names = {name for table in (own, *rest) for name in table}
+    apart = {name for name in names if any(table.get(name) != own.get(name) for table in rest)}
     apart -= {name for name, better in _IMPLIED.items() if better in apart}
     return [
         f"{name} {_shown(name, own, rest)}".rstrip() if name in own else f"no {name}"
@@ -145,7 +143,7 @@ def _settings(run: Run) -> dict[str, str]:
 
 def _shown(name: str, own: Mapping[str, str], rest: Sequence[Mapping[str, str]]) -> str:
     """Return a setting; for a path its last part, if no other group has the same one."""
-    value, others = own[name], [settings[name] for settings in rest if name in settings]
+    value, others = own[name], [table[name] for table in rest if name in table]
     short = PurePath(value).name if value.startswith("/") else value
     return value if short in (PurePath(other).name for other in others if other != value) else short
 

@@ -161,9 +161,7 @@ def _operands(group: Group) -> dict[str, Any]:
     by_variant = {row.variant: maps(run.quantizers for run in row.runs) for row in group.rows}
     return {
         "ranges": ranges(grid for these in by_variant.values() for grid in these),
-        "maps": {
-            name: [_map(grid) for grid in these] for name, these in by_variant.items() if these
-        },
+        "maps": {name: list(map(_map, these)) for name, these in by_variant.items() if these},
     }
 
 

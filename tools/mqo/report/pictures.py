@@ -30,8 +30,7 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
     """Draw the losses of runs, finished or not, to `target` (.png, .svg or .pdf).
 
     Raises:
-        RunError: a run has no loss, there are more than MOST curves, or `target` has another
-        ending.
+        RunError: a run has no loss, there are over MOST curves, or `target` has another ending.
     """
     _check_ending(target)
     curves = of_runs(runs)
@@ -140,9 +139,7 @@ def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_yticks(range(len(gaps)), [gap.label for gap in gaps], fontsize=8)
     axes.set_ylim(len(gaps) - 0.5, -0.5)  # the first row on top
-    axes.set_xlabel(
-        "gap of the final loss to the unquantized run of the same seed, %; 95 % interval"
-    )
+    axes.set_xlabel("gap of the final loss to unquantized, same seed, %; 95 % interval")
     axes.set_title(title, fontsize=10, loc="left")
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -156,8 +156,13 @@ def sharing(tmp_path):
 )
 def test_a_literal_of_two_sites_is_set_only_where_that_is_asked_for(sharing, asked):
     before = everything(sharing)
-    with pytest.raises(OverlayError, match=rf"^{ATTENTION}:4 is the literal of .*--shared"):
+    with pytest.raises(OverlayError) as caught:
         modifier.modify(sharing, asked)
+    site, other = ("pv", "qk") if asked.keys() == {"pv"} else ("qk", "pv")
+    assert str(caught.value) == (
+        f"{ATTENTION}:4 is the literal of {site} and {other}: it cannot be set for only one. "
+        f"Expected: a separate literal for {site}. Use `--shared` to set it for all of them."
+    )
     assert everything(sharing) == before
     outcome = modifier.modify(sharing, asked, shared=True)
     assert [(e.site, e.line, e.after) for e in outcome.edits] == [

@@ -223,11 +223,7 @@ class _Walk:
             return origins | (_NOTHING if method else self.chosen)  # such as `.to` of a product
         gemm = self.gemms.setdefault(node, Gemm(node.lineno))
         operands = _only(str, origins) | {PRODUCT for _ in _only(Gemm, origins)}
-        told = [
-            site
-            for site, operand_names in self.sites.items()
-            if operands & operand_names or len(self.sites) == 1
-        ]
+        told = [s for s, names in self.sites.items() if operands & names or len(self.sites) == 1]
         gemm.site = told[0] if len(told) == 1 else ""
         gemm.reads |= _only(Type, origins) | self.chosen
         self.inside |= {gemm}
