@@ -132,8 +132,8 @@ def test_a_trainings_folder_that_is_another_link_is_refused(tmp_path, place, kin
         launcher._main([*map(str, words[place]), *TRAIN], front_end=False)
     assert str(caught.value) == (
         f"{link} is a symbolic link to {link.readlink()}, which is not a folder. "
-        "Expected: a folder, a link to a folder, or a new name. Make the folder that the link leads to, or remove the "
-        "link."
+        "Expected: a folder, a link to a folder, or a new name. "
+        "Make the folder that the link leads to, or remove the link."
     )
     assert contents(outside) == before
 

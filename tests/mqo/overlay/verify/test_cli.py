@@ -187,5 +187,6 @@ def test_a_folder_without_megatron_is_an_error(run, here, tmp_path):
     assert (code, out) == (2, "")
     assert err == (
         f"mqo: {tmp_path} holds no vendored Megatron. Expected: megatron/core and "
-        "megatron/training from the pinned wheel, or a git work tree of Megatron-LM. Run `mqo vendor`.\n"
+        "megatron/training from the pinned wheel, or a git work tree of Megatron-LM. "
+        "Run `mqo vendor`.\n"
     )
