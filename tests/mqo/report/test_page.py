@@ -70,7 +70,7 @@ def test_the_report_is_a_page_pictures_and_tables(mqo, runs, tmp_path):
     rest = " ".join(" ".join(rows[2:]).split())
     assert "T = 0.50%, take bf16 (unquantized), but" in rest
     assert "one seed" in rest
-    assert "left out, with the reason of each: 1\n" in out
+    assert "left out, with reasons on the page: 1\n" in out
     made = {path.name for path in (tmp_path / "the report").iterdir()}
     endings = [f"{of}.{ending}" for of in ("", "_gaps") for ending in ("png", "svg", "pdf")]
     pictures = {f"1_llama32-1b_wikipedia_smoke{ending}" for ending in endings}
@@ -197,7 +197,7 @@ def test_seeds_are_one_curve_with_a_range_and_a_single_one_has_none(plain, runs)
     base, other = data(html)["groups"][0]["curves"]
     assert [base["valid"][name] for name in ("low", "y", "high")] == [[7.0], [7.5], [8.0]]
     assert "low" not in other["valid"]
-    assert ": mxfp4 orange; unquantized black." in html
+    assert ": mxfp4 orange; unquantized black" in html
 
 
 def test_of_many_modes_eight_are_shown_at_first_and_every_format_among_them(plain, runs):
