@@ -1,6 +1,6 @@
-"""Puts what commands read of a checkout, the patches and our files of a tree, into the wheel.
+"""Add the patches and our files of a Megatron tree, which commands read, to the wheel.
 
-They lie outside of the package, where a clone wants them. Everything else is in pyproject.toml.
+In a clone they are outside the package. Everything else is in pyproject.toml.
 """
 
 import shutil
@@ -12,7 +12,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 BUNDLE = Path("mqo", "bundle")  # mqo/project.py reads it
 FOLDERS = ("patches", "Megatron-LM")
-# What set-up puts into a tree is upstream's. MANIFEST.in leaves out the same.
+# Setup puts upstream's files there. MANIFEST.in leaves out the same.
 UPSTREAMS = ("Megatron-LM/megatron/core", "Megatron-LM/megatron/training", "Megatron-LM/.mqo")
 
 
@@ -25,7 +25,7 @@ def left_out(folder: str, names: list[str]) -> set[str]:
 
 
 class BuildWithBundle(build_py):
-    """Builds the package, and the bundle in it, but for an editable installation."""
+    """Build the package, with the bundle in it unless the installation is editable."""
 
     def run(self) -> None:
         """Build."""

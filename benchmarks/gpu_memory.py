@@ -51,7 +51,7 @@ def simulated(config: RunConfig) -> int:
     """Return the bytes that the run's tensors need, even if this machine has less."""
     types = dict(config.quantization.types or {})
     job = jobs.RunJob.from_config(config, detect(), types, 1.0)
-    series, tree = Series.of(PROJECT), Tree(PROJECT.tree)
+    series, tree = Series.of_project(PROJECT), Tree(PROJECT.tree)
     (rank,) = jobs.simulate(PROJECT, tree, series, job, lambda text: None)
     return needed(rank)
 

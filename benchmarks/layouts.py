@@ -82,7 +82,7 @@ def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
     config = configured(model, gpus, MODES[attention])
     types = dict(config.quantization.types or {})
     machine, project = imagined(DEVICE, PER_NODE), Project.here()
-    series = Series.of(project)
+    series = Series.of_project(project)
     tried: list[tuple[Tried, Fit]] = []
 
     def measure(job: Workload, layout: Layout) -> Fit:

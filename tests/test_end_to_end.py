@@ -414,7 +414,7 @@ def checkout(tmp_path_factory):
     ]
     for words in (["init", "-q"], ["add", "--all", "--force"], ["commit", "-qm", "all"]):
         subprocess.run([*git, *words], check=True)
-    apply(Tree(root), Series.of(PROJECT))
+    apply(Tree(root), Series.of_project(PROJECT))
     return root
 
 

@@ -1,4 +1,4 @@
-"""Makes .venv, with any python3 and nothing else: the only file that runs outside of it.
+"""Make .venv. This is the only file that runs outside of it, with any python3 and nothing else.
 
 As a program: `python3 tools/bootstrap.py` makes or updates .venv and prints its Python's path.
 As a module: `bootstrap.reexec()` continues the calling script inside .venv.
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def reexec() -> None:
-    """Run the calling script again with .venv's Python, unless that is what runs it."""
+    """Run the calling script again with .venv's Python, unless it runs there already."""
     if Path(sys.prefix).resolve() == VENV.resolve():
         return
     ensure()
@@ -44,7 +44,7 @@ def reexec() -> None:
 def ensure() -> None:
     """Make or complete .venv, unless it is ready; a second process waits for the first.
 
-    Ctrl-C, SIGTERM and SIGHUP end it with exit code 128 + the signal; the next call goes on.
+    Ctrl-C, SIGTERM and SIGHUP end it with exit code 128 + the signal; the next call continues.
     """
     if _is_ready():
         return
@@ -68,7 +68,7 @@ def _lock_file() -> TextIO:
         _fail(
             "make .venv",
             f"{ROOT} cannot be written ({error.strerror})",
-            "Its owner can set it up for all who read it: `python3 tools/bootstrap.py`, then "
+            "Its owner can set it up for all its readers: `python3 tools/bootstrap.py`, then "
             "`.venv/bin/mqo setup`. Or clone it into a folder of your own.",
         )
 
@@ -83,7 +83,7 @@ def _fingerprint() -> str:
 
 
 def _require_python() -> None:
-    """Continue with a suitable Python from the path when this one is not."""
+    """Restart with a suitable Python from PATH if this one is not suitable."""
     if MINIMUM <= sys.version_info[:2] < BELOW:
         return
     for minor in range(BELOW[1] - 1, MINIMUM[1] - 1, -1):
@@ -94,13 +94,13 @@ def _require_python() -> None:
             os.execv(other, [other, *sys.argv])
     _fail(
         "find a Python",
-        f"python3 is {sys.version.split()[0]}, and there is no python3.11 to python3.13",
+        f"python3 is {sys.version.split()[0]}, and PATH has no python3.11 to python3.13",
         "Install one of those, with its venv module, and repeat the command.",
     )
 
 
 def _create() -> None:
-    """Make a virtual environment, which sees the torch of the Python it is made from, if any."""
+    """Make a virtual environment that can import the torch of its base Python, if it has one."""
     if (
         PYTHON.exists()
         and subprocess.run([PYTHON, "-m", "pip", "--version"], capture_output=True).returncode == 0
@@ -118,17 +118,17 @@ def _create() -> None:
         _fail(
             "make .venv",
             (done.stderr or done.stdout).strip().replace("\n", " "),
-            "On Debian and Ubuntu, `apt-get install python3-venv` brings the venv module.",
+            "On Debian and Ubuntu, `apt-get install python3-venv` installs the venv module.",
         )
     if inherits and sys.prefix != sys.base_prefix:
-        # This Python is itself a virtual environment's: --system-site-packages looks behind it.
+        # This Python belongs to a virtual environment, which --system-site-packages skips.
         torch = Path(importlib.util.find_spec("torch").origin)  # type: ignore[union-attr,arg-type]
         site = next(VENV.glob("lib/python3*/site-packages"))
         (site / "inherited.pth").write_text(f"{torch.parents[1]}\n")
 
 
 def _install() -> None:
-    """Install the package and what it needs at the pinned versions, and name each one."""
+    """Install the package and its pinned dependencies, and print the name of each."""
     constraints = VENV / "constraints.txt"
     constraints.write_text("".join(_constraints()))
     _say("installing pinned packages; the first time this takes a few minutes")
@@ -145,7 +145,7 @@ def _install() -> None:
         pip.wait()
     finally:
         if pip.poll() is None:
-            pip.send_signal(signal.SIGINT)  # at which pip removes its temporary folders
+            pip.send_signal(signal.SIGINT)  # pip then removes its temporary folders
             pip.wait()
     if pip.returncode != 0:
         errors = [line for line in output if "ERROR" in line] or output
@@ -157,7 +157,7 @@ def _install() -> None:
 
 
 def _constraints() -> list[str]:
-    """Return the pinned versions; without torch's, where .venv uses the torch that is there."""
+    """Return the pinned versions, without torch's if .venv inherits a torch."""
     lines = CONSTRAINTS.read_text().splitlines(keepends=True)
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
     if subprocess.run([PYTHON, "-c", probe]).returncode != 0:
@@ -169,8 +169,8 @@ def _say(text: str) -> None:
     print(f"[setup] {text}", file=sys.stderr, flush=True)
 
 
-def _fail(step: str, found: str, help: str) -> NoReturn:
-    sys.exit(f"[setup] could not {step}: {found}. {help}")
+def _fail(step: str, reason: str, help: str) -> NoReturn:
+    sys.exit(f"[setup] could not {step}: {reason}. {help}")
 
 
 if __name__ == "__main__":

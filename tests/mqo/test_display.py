@@ -96,8 +96,8 @@ def test_a_terminal_that_cannot_move_its_cursor_is_a_log(said, clock, monkeypatc
 
 
 def test_what_says_lines_becomes_a_display_and_a_display_stays_one(said):
-    display = Display.of(said.append)
-    assert Display.of(display) is display
+    display = Display.around(said.append)
+    assert Display.around(display) is display
     display("a line")
     assert said == ["a line"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from mqo import doctor
-from mqo.doctor import GIB, Diagnosis, Finding, examine, lines
+from mqo.doctor import GIB, Diagnosis, Finding, diagnosis_lines, examine
 from mqo.launch import machine
 from mqo.overlay.apply import apply
 from mqo.overlay.tree import Tree
@@ -137,8 +137,8 @@ def test_a_torch_of_which_only_the_metadata_is_left_is_missing(project, site):
 @pytest.mark.parametrize(
     ("line", "devices", "state", "text"),
     [
-        ("cuda: Optional[str] = None", 2, "missing", "no torch that was built for it"),
-        ("cuda: Optional[str] = '13.0'", 0, "missing", "torch has 13.0, but there is no device"),
+        ("cuda: Optional[str] = None", 2, "missing", "no torch built for CUDA"),
+        ("cuda: Optional[str] = '13.0'", 0, "missing", "torch has 13.0, but no device was found"),
         ("cuda: Optional[str] = '13.0'", 1, "ok", "13.0, 1 device"),
         ('cuda = "12.8"', 8, "ok", "12.8, 8 devices"),
     ],
@@ -166,7 +166,7 @@ def test_a_tree_that_is_not_vendored_says_which_command_brings_it(project):
     shutil.rmtree(project.tree / ".mqo")
     megatron = found(project, "Megatron core")
     assert (megatron.state, megatron.needs_action) == ("missing", True)
-    assert "`mqo vendor` brings it, `mqo apply` patches it" in megatron.cost
+    assert "`mqo vendor` fetches it, `mqo apply` patches it" in megatron.cost
 
 
 def test_another_tree_that_is_not_there_is_named_in_the_command(project, tmp_path):
@@ -310,7 +310,7 @@ def test_the_report_is_aligned_and_wrapped_at_80_columns():
         Finding("the second", "missing", "not installed", "no end of " * 9 + "words"),
         Finding("path", "warning", word, "--a-long-option stays whole"),
     )
-    text = list(lines(Diagnosis(findings)))
+    text = list(diagnosis_lines(Diagnosis(findings)))
     assert text[0] == "ok       one         1.0"
     assert text[1] == "missing  the second  not installed"
     assert text[2].startswith(" " * 21 + "no end of no end of")
@@ -321,9 +321,9 @@ def test_the_report_is_aligned_and_wrapped_at_80_columns():
 
 def test_a_report_without_anything_to_do():
     missing = Finding("apex", "missing", "not installed", "slower")
-    assert list(lines(Diagnosis((missing,))))[-1] == "nothing needs action"
+    assert list(diagnosis_lines(Diagnosis((missing,))))[-1] == "nothing needs action"
     required = Finding("torch", "missing", "not installed", "nothing trains", required=True)
-    assert list(lines(Diagnosis((missing, required))))[-1] == "needs action: torch"
+    assert list(diagnosis_lines(Diagnosis((missing, required))))[-1] == "needs action: torch"
 
 
 # -- the command ---------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ def test_else_upstreams_own_path_runs(attention):
 
 
 def test_the_modifier_finds_both_literals_of_attention_in_the_tree(vendored):
-    states = {state.place.site: state.place for state in check(vendored.root).sites}
+    states = {state.site.name: state.site for state in check(vendored.root).sites}
     for site in ("qk", "pv"):
         assert states[site].bound
         assert not states[site].refusal
@@ -174,7 +174,7 @@ print(json.dumps({"losses": [loss, fused_loss], "off": off, "sizes": sizes}))
 @pytest.fixture(scope="module")
 def source(vendored, tmp_path_factory):
     """A snapshot a type of QK and one of PV."""
-    series, made = Series.of(Project.here()), {}
+    series, made = Series.of_project(Project.here()), {}
 
     def take(qk, pv):
         if (qk, pv) not in made:

@@ -95,7 +95,7 @@ def test_another_implementation_is_held_to_upstreams_rules(resolver):
 
 def test_a_release_that_takes_head_sizes_itself_stops_the_patch():
     source = ATTENTION_SOURCE.replace("softmax_scale=None", "softmax_scale=None, v_channels=None")
-    with pytest.raises(DriftError, match="`v_channels`"):
+    with pytest.raises(DriftError, match="parameter `v_channels`"):
         sites("mla_local", ATTENTION, source)
 
 

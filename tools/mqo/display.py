@@ -1,4 +1,4 @@
-"""Shows progress: a live line in a terminal, or one line per minute in a file or a pipe."""
+"""Show progress: a live line in a terminal, or one line per minute in a file or a pipe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WIDTH = 80
 
 
 class Display:
-    """Prints lines that stay, and progress in between. Calling it prints a line.
+    """Print permanent lines, with progress between them. Calling it prints a line.
 
     `say` gets the lines if `console` is not a terminal. `now` is a clock in seconds.
     """
@@ -52,12 +52,12 @@ class Display:
         return cls(say, Console(file=stream))
 
     @classmethod
-    def of(cls, say: Say) -> Display:
-        """Return `say` if it is a display; otherwise a display that says one line per minute."""
+    def around(cls, say: Say) -> Display:
+        """Return `say` if it is a display; otherwise a display that gives it a line per minute."""
         return say if isinstance(say, Display) else cls(say)
 
     def __call__(self, line: str) -> None:
-        """Print a line that stays."""
+        """Print a permanent line."""
         if self._live:
             self._live.console.print(line, markup=False, highlight=False, soft_wrap=True)
         else:
@@ -81,7 +81,7 @@ class Display:
 
     @contextmanager
     def live(self) -> Iterator[Display]:
-        """Show the live line while the work runs."""
+        """Show the live line until the end of the block."""
         self._shown = self._now()
         if self._console is None or self._live:
             yield self
@@ -89,7 +89,7 @@ class Display:
         from rich.live import Live
 
         self._shown = -inf
-        # No thread redraws it: one would be in the way of forks.
+        # No thread redraws it, because a thread would interfere with forks.
         live = Live("", console=self._console, auto_refresh=False, transient=True)
         live.start()
         self._live = live
@@ -97,12 +97,12 @@ class Display:
             yield self
         finally:
             self._live = None
-            with suppress(OSError):  # the terminal may be gone, and that be why the work ends
+            with suppress(OSError):  # the terminal may be gone, which may be why the work ends
                 live.stop()
 
 
 class Rate:
-    """How fast a count grows, from the last minute of it."""
+    """The speed of a count over the last minute."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -119,7 +119,7 @@ class Rate:
 
     @property
     def per_s(self) -> float | None:
-        """Return growth a second; None before there are two counts."""
+        """Return the growth per second; None before the second count."""
         if not self._seen:
             return None
         (start, first), (end, last) = self._seen[0], self._seen[-1]
@@ -131,7 +131,7 @@ class Rate:
 
 
 class Count:
-    """Shows `head`, a count, its speed, and the time left."""
+    """Show `head`, a count, its speed, and the time left."""
 
     def __init__(
         self, display: Display, head: str, now: Callable[[], float] = time.monotonic
@@ -139,12 +139,12 @@ class Count:
         self._display, self._head, self._rate = display, head, Rate(now)
 
     def show(self, advance: tuple[str, int, int]) -> None:
-        """Show how many of all are done: (what, done, all of them); called often."""
-        what, done, total = advance
+        """Show (unit, done, total); may be called often."""
+        unit, done, total = advance
         self._rate.add(done)
-        counts = f"{done:,}/{total:,} {what}"
+        counts = f"{done:,}/{total:,} {unit}"
         speed, left = self._rate.per_s, self._rate.seconds_left(total)
-        self._display.show(facts(self._head, counts, per_s=speed, left=left, of=what))
+        self._display.show(facts(self._head, counts, per_s=speed, left=left, unit=unit))
 
 
 def duration(seconds: float) -> str:
@@ -157,10 +157,10 @@ def duration(seconds: float) -> str:
 
 
 def facts(
-    *parts: str, per_s: float | None = None, left: float | None = None, of: str = "tokens"
+    *parts: str, per_s: float | None = None, left: float | None = None, unit: str = "tokens"
 ) -> str:
-    """Join what is known: the parts, how many `of` them a second, and the time left in seconds."""
-    speed = "" if per_s is None else f"{per_s:,.0f} {of}/s"
+    """Join the known facts: the parts, how many `unit` per second, and the time left in seconds."""
+    speed = "" if per_s is None else f"{per_s:,.0f} {unit}/s"
     rest = "" if left is None else f"{duration(left)} left"
     return "  ".join(filter(None, (*parts, speed, rest)))
 

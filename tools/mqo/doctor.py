@@ -1,4 +1,4 @@
-"""What this machine offers a run, and what each missing piece costs. Imports none of the pieces."""
+"""Report what this machine offers a run, and the cost of missing pieces, without importing any."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 @dataclass(frozen=True)
 class Finding:
-    """One piece: what it is, what was found, and what follows from it where all is not well.
+    """One piece: what it is, what was found, and the consequence if something is wrong.
 
     Without a `required` piece nothing can be trained.
     """
@@ -63,12 +63,12 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Piece:
-    """A package that may be installed: its module, what its absence costs, and its distribution."""
+    """A package that may be installed: its module, what its absence costs, and its names."""
 
     module: str
     cost: str
     distribution: str = ""
-    what: str = ""
+    label: str = ""
 
 
 TORCH = Piece("torch", "nothing trains; `python3 tools/bootstrap.py` installs it")
@@ -80,10 +80,11 @@ TRANSFORMER_ENGINE = Piece(
 )
 APEX = Piece(
     "apex",
-    "no fused Adam, no fused LayerNorm, and no kernel that adds up weight gradients: torch's are "
+    "no fused Adam, no fused LayerNorm, and no kernel that accumulates weight gradients: "
+    "torch's are "
     "used",
 )
-TRITON = "what launches a Triton kernel (parts of Megatron's MoE and inference) stops with an error"
+TRITON = "code that launches a Triton kernel (parts of Megatron's MoE and inference) fails"
 MODELOPT = "no distillation, no post-training quantization, no export"
 OTHERS = (
     Piece("triton", TRITON),
@@ -110,8 +111,8 @@ def examine(project: Project, tree: Tree) -> Diagnosis:
     )
 
 
-def lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield the report for a reader, wrapped to 80 columns; paths are never broken."""
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield the lines of the report, at most 80 columns wide; paths are never broken."""
     wide = max(len(finding.what) for finding in diagnosis.findings)
     for finding in diagnosis.findings:
         label = f"{finding.state:7}  {finding.what:{wide}}  "
@@ -131,34 +132,34 @@ def _cuda() -> Finding:
     cost = "runs go to the CPU"
     release = torch_cuda()
     if release is None:
-        return Finding("CUDA", "missing", "no torch that was built for it", cost)
+        return Finding("CUDA", "missing", "no torch built for CUDA", cost)
     devices = detect().gpus
     if devices == 0:
-        return Finding("CUDA", "missing", f"torch has {release}, but there is no device", cost)
+        return Finding("CUDA", "missing", f"torch has {release}, but no device was found", cost)
     return Finding("CUDA", "ok", f"{release}, {devices} device{'s' if devices > 1 else ''}")
 
 
 def _megatron(project: Project, tree: Tree) -> Finding:
-    what, option = "Megatron core", ""
+    label, option = "Megatron core", ""
     if tree.root.resolve() != project.tree.resolve():
         option = f" --tree {shlex.quote(str(tree.root))}"
     if not (tree.is_vendored or tree.is_checkout):
-        found = f"no Megatron in {tree.root}"
-        cost = f"nothing trains; `mqo vendor{option}` brings it, `mqo apply{option}` patches it"
-        return Finding(what, "missing", found, cost, required=True)
+        text = f"no Megatron in {tree.root}"
+        cost = f"nothing trains; `mqo vendor{option}` fetches it, `mqo apply{option}` patches it"
+        return Finding(label, "missing", text, cost, required=True)
     try:
         upstream, manifest = tree.upstream(), tree.manifest()
     except MqoError as error:
-        return Finding(what, "warning", error.found, error.help, required=True)
-    found = f"{upstream.version}, {'patched' if manifest else 'not patched'}"
+        return Finding(label, "warning", error.found, error.help, required=True)
+    text = f"{upstream.version}, {'patched' if manifest else 'not patched'}"
     if not option and upstream.version != (pinned := Pin.load(project.upstream_pin).version):
-        cost = f"no run takes it: {pinned} is pinned; `mqo restore`, then `mqo vendor` bring that"
-        return Finding(what, "warning", found, cost, required=True)
-    return Finding(what, "ok", found, required=True)
+        cost = f"no run uses it, because {pinned} is pinned: run `mqo restore`, then `mqo vendor`"
+        return Finding(label, "warning", text, cost, required=True)
+    return Finding(label, "ok", text, required=True)
 
 
 def _installed_megatron() -> Iterator[Finding]:
-    """Report a second Megatron, which the tree's own must not be mixed with."""
+    """Report a second Megatron, which must not be mixed with the tree's."""
     if version := _version("megatron-core"):
         cost = (
             "a module that the tree lacks would silently come from there; "
@@ -171,16 +172,16 @@ def _installed_megatron() -> Iterator[Finding]:
 
 
 def _package(piece: Piece, *, required: bool = False) -> Finding:
-    what, version = piece.what or piece.module, _version(piece.distribution or piece.module)
+    label, version = piece.label or piece.module, _version(piece.distribution or piece.module)
     if folder := _folder(piece.module):
-        found = version or f"of unknown version, in {folder}"
-        return Finding(what, "ok", found, required=required)
-    found = f"{version} by its metadata, but no module" if version else "not installed"
-    return Finding(what, "missing", found, piece.cost, required=required)
+        text = version or f"of unknown version, in {folder}"
+        return Finding(label, "ok", text, required=required)
+    text = f"{version} by its metadata, but no module" if version else "not installed"
+    return Finding(label, "missing", text, piece.cost, required=required)
 
 
 def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -> Finding:
-    """Report a package that only GPUs use; `fault_in` returns its fault, and what that costs."""
+    """Report a package that only GPUs use; `fault_in` returns its fault and the cost."""
     finding, folder = _package(piece), _folder(piece.module)
     if folder and not detect().has_cuda:
         return replace(finding, found=f"{finding.found}; not used, as it needs a GPU")
@@ -191,11 +192,11 @@ def _of_gpus(piece: Piece, fault_in: Callable[[Path], tuple[str, str] | None]) -
 
 def _engine_fault(folder: Path) -> tuple[str, str] | None:
     """Look for its compiled library, which `pip install transformer-engine` does not install."""
-    places = (folder.parent, folder, folder / "wheel_lib")
-    if any(any(place.glob("libtransformer_engine*")) for place in places):
+    folders = (folder.parent, folder, folder / "wheel_lib")
+    if any(any(path.glob("libtransformer_engine*")) for path in folders):
         fault = releases.fault(_version(TRANSFORMER_ENGINE.distribution)) or ""
         known = fault.partition("; ")[2]
-        return (f"; {known}", "its layers run with bf16 alone") if known else None
+        return (f"; {known}", "its layers run only with bf16") if known else None
     return ", without its compiled library", (
         "Megatron cannot be imported on a GPU; `pip uninstall transformer-engine`, or install "
         "`transformer-engine[core_cu13,pytorch]`"
@@ -205,7 +206,7 @@ def _engine_fault(folder: Path) -> tuple[str, str] | None:
 def _apex_fault(folder: Path) -> tuple[str, str] | None:
     """Look for NVIDIA's `apex.normalization`; PyPI has another package of that name.
 
-    Its FusedAdam is taken wherever it imports, and fails without the compiled part, `amp_C`.
+    Megatron uses its FusedAdam if it imports, which fails without the compiled part `amp_C`.
     """
     if not (folder / "normalization").is_dir():
         cost = "Megatron takes it for NVIDIA's, and LayerNorm fails; `pip uninstall apex`"
@@ -220,30 +221,30 @@ def _apex_fault(folder: Path) -> tuple[str, str] | None:
 
 
 def _disk(folder: Path) -> Finding:
-    """Return where runs go, or will go."""
+    """Report the free space where runs are, or will be, written."""
     folder = nearest(folder)
     free = shutil.disk_usage(folder).free / GIB
-    found = f"{free:.0f} GiB free at {folder}"
+    text = f"{free:.0f} GiB free at {folder}"
     if free >= LITTLE_DISK_GIB:
-        return Finding("disk", "ok", found)
+        return Finding("disk", "ok", text)
     cost = f"with less than {LITTLE_DISK_GIB} GiB a run may stop when it saves a checkpoint"
-    return Finding("disk", "warning", found, cost)
+    return Finding("disk", "warning", text, cost)
 
 
 def _memory() -> Finding:
-    """Return the machine's memory, or what this container may use of it."""
+    """Report the memory of the machine, or of this container if that is less."""
     memory = psutil.virtual_memory()
     total = min(memory.total, _container_limit() or memory.total)
     free = min(memory.available, total) / GIB
-    found = f"{free:.0f} of {total / GIB:.0f} GiB free"
+    text = f"{free:.0f} of {total / GIB:.0f} GiB free"
     if free >= LITTLE_MEMORY_GIB:
-        return Finding("memory", "ok", found)
+        return Finding("memory", "ok", text)
     cost = f"with less than {LITTLE_MEMORY_GIB} GiB even a smoke run may be killed"
-    return Finding("memory", "warning", found, cost)
+    return Finding("memory", "warning", text, cost)
 
 
 def _container_limit() -> int | None:
-    """Return bytes that the container's control group allows; None without a limit."""
+    """Return the memory limit of the container's control group in bytes; None without one."""
     try:
         return int(CGROUP_LIMIT.read_text(encoding="ascii"))
     except (OSError, ValueError):  # no such file, or "max"

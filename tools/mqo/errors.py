@@ -8,14 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-_WORDS = ("no space left on device", "disk quota exceeded")  # of libraries and programs
+_WORDS = ("no space left on device", "disk quota exceeded")  # in messages of libraries and programs
 
 
 class MqoError(Exception):
     """A failure the user can act on; the command line prints its text as one paragraph.
 
     `found` and `expected` are clauses without a full stop; `help` is one sentence that names the
-    command to run or the change to make. `detail` is shown below the paragraph: a diff, say.
+    command to run or the change to make. `detail`, such as a diff, is shown below the paragraph.
     """
 
     exit_code = 2
@@ -36,12 +36,12 @@ class MqoError(Exception):
 
 
 class UnknownNameError(MqoError):
-    """A name that no table holds; the text lists the names that are valid."""
+    """A name that no table holds; the text lists the valid names."""
 
     def __init__(self, kind: str, name: str, valid: Iterable[object], help: str = "") -> None:
         listed = ", ".join(sorted(map(str, valid)))
-        found = f"There is no {kind} called '{name}'"
-        super().__init__(found, expected=f"one of {listed}", help=help)
+        text = f"There is no {kind} called '{name}'"
+        super().__init__(text, expected=f"one of {listed}", help=help)
 
 
 class SetupError(MqoError):
@@ -61,7 +61,7 @@ class TableError(OverlayError):
 
 
 class DriftError(OverlayError):
-    """A patch does not find its place in this source as often as it must."""
+    """A patch does not match this source as many times as it must."""
 
 
 class EditedError(OverlayError):
@@ -73,7 +73,7 @@ class DataError(MqoError):
 
 
 class MissingError(DataError):
-    """Data, a tokenizer or a teacher that is not there: a dry run lists it."""
+    """Data, a tokenizer or a teacher that does not exist; a dry run lists it."""
 
 
 class LayoutError(MqoError):
@@ -83,7 +83,7 @@ class LayoutError(MqoError):
 class RunError(MqoError):
     """A training run that failed; the text says where its log is.
 
-    `exit_code` is the one of the training process, where that is what failed.
+    `exit_code` is that of the training process, if that failed.
     """
 
     def __init__(self, found: str, *, exit_code: int = MqoError.exit_code, **rest: str) -> None:
@@ -92,11 +92,11 @@ class RunError(MqoError):
 
 
 class TrackerError(MqoError):
-    """An experiment tracker that did not take a run; the run itself is as it was."""
+    """An experiment tracker that did not accept a run; the run itself is unchanged."""
 
 
 class ConvertError(MqoError):
-    """Weights that do not fit the other side, or that nothing here has a form for."""
+    """Weights that do not fit the target format, or that no format here can hold."""
 
 
 class CheckpointError(MqoError):
@@ -104,15 +104,15 @@ class CheckpointError(MqoError):
 
 
 class DiskFullError(MqoError):
-    """A disk, or a user's share of it, that is full: that of `folder`, or of one not known."""
+    """A full disk or quota: that of `folder`, or of an unknown folder if that is None."""
 
     def __init__(self, folder: Path | None) -> None:
-        found = "A disk is full"
+        text = "A disk is full"
         if folder is not None:
             free = shutil.disk_usage(nearest(folder.absolute())).free
-            found = f"The disk of {folder} is full: {free:,} bytes are free"
+            text = f"The disk of {folder} is full: {free:,} bytes are free"
         super().__init__(
-            found,
+            text,
             expected="room for what is written there",
             help="Free some space (df and du show what takes it), or give a folder on another "
             "disk, and start the command again",
@@ -126,7 +126,7 @@ def check_name(kind: str, name: object, valid: Collection[object]) -> None:
 
 
 class OutputError(MqoError):
-    """A place that a command does not write to."""
+    """A path that a command does not write to."""
 
 
 class FileError(MqoError):
@@ -135,21 +135,21 @@ class FileError(MqoError):
     def __init__(self, path: str | os.PathLike[str], error: OSError) -> None:
         super().__init__(
             f"{os.fspath(path)} cannot be used: {error.strerror or error}",
-            expected="a path that this user may read, or write where it is to be written",
-            help="Correct it (`ls -ld` shows whose it is), or give another path",
+            expected="a path that this user may read, and write if the command writes it",
+            help="Correct it (`ls -ld` shows its owner and mode), or give another path",
         )
 
 
 def nearest(path: Path) -> Path:
-    """Return `path`, or the first folder above it that is there."""
-    return next(place for place in (path, *path.parents) if place.exists())
+    """Return `path`, or the nearest folder above it that exists."""
+    return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
 @contextmanager
 def full_disk_of(folder: Path) -> Iterator[None]:
     """Raise DiskFullError, which names `folder`, for any error that a full disk caused.
 
-    A write does not say in its error which file it was for. A typed error stays as it is.
+    The error of a write does not name the file. A typed error is raised unchanged.
     """
     try:
         yield
@@ -160,21 +160,21 @@ def full_disk_of(folder: Path) -> Iterator[None]:
 
 
 def is_full(error: BaseException) -> bool:
-    """Return whether a full disk caused an error, by its number or by the words of a library.
+    """Return whether a full disk caused an error, by its number or by a library's message.
 
-    What it was raised from or while handling counts, and the output of a program in its `detail`.
+    Its causes and contexts count, too, and the output of a program in its `detail`.
     """
-    one: BaseException | None = error
+    cause: BaseException | None = error
     seen: set[int] = set()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        text = f"{one} {getattr(one, 'detail', '')}".lower()
-        if getattr(one, "errno", None) in FULL or any(words in text for words in _WORDS):
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        text = f"{cause} {getattr(cause, 'detail', '')}".lower()
+        if getattr(cause, "errno", None) in FULL or any(words in text for words in _WORDS):
             return True
-        one = one.__cause__ or one.__context__
+        cause = cause.__cause__ or cause.__context__
     return False
 
 
 def one_line(error: Exception | str) -> str:
-    """Return what an error says, without line breaks; its type's name where it says nothing."""
+    """Return the message of an error in one line; the name of its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Packages of the extras, which a plain installation does without."""
+"""Import optional packages, which a plain installation lacks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DISTRIBUTIONS = {
 
 
 def package(name: str) -> Any:
-    """Return a module by its dotted name; SetupError where its package is missing."""
+    """Return a module by its dotted name; SetupError if its package is missing."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -31,29 +31,29 @@ def package(name: str) -> Any:
 
 
 def missing(module: str) -> SetupError:
-    """Return the error that says how to install what a module belongs to."""
+    """Return the error that says how to install the package of a module."""
     distribution = _DISTRIBUTIONS.get(module, module)
     extra = _extra_of(distribution)
     return SetupError(
         f"The package {distribution} is missing",
-        expected=f"those of the extra '{extra}'" if extra else "it beside mqo",
+        expected=f"the packages of the extra '{extra}'" if extra else "it in mqo's environment",
         help=f"Install {'them' if extra else 'it'}: {command(extra or '', distribution)}",
     )
 
 
 def command(extra: str, distribution: str = "") -> str:
-    """Return the command that installs an extra where mqo is, or else one distribution."""
+    """Return the command that installs an extra of mqo, or else one distribution."""
     if Project.here().is_installed:
         return f"pip install '{f'mqo[{extra}]' if extra else distribution}'"
-    what = f"-e '.[{extra}]'" if extra else distribution
-    return f".venv/bin/python -m pip install -c constraints.txt {what}"
+    target = f"-e '.[{extra}]'" if extra else distribution
+    return f".venv/bin/python -m pip install -c constraints.txt {target}"
 
 
 def _extra_of(distribution: str) -> str | None:
     """Return the first extra that needs a distribution, if there is one."""
     wanted = canonicalize_name(distribution)
     for line in importlib.metadata.requires("mqo") or ():
-        found = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
-        if found and canonicalize_name(Requirement(line).name) == wanted:
-            return found[1]
+        match = re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        if match and canonicalize_name(Requirement(line).name) == wanted:
+            return match[1]
     return None

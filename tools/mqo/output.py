@@ -1,4 +1,4 @@
-"""Where a command writes: through no symbolic link, and a file whole or not at all."""
+"""Write files completely or not at all, and never through a symbolic link."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def target_of(path: Path) -> Path:
     Links among the folders above it are followed.
 
     Raises:
-        OutputError: the path itself is a symbolic link, also one that leads nowhere.
+        OutputError: the path itself is a symbolic link, even one that leads nowhere.
     """
     if path.name in ("", ".."):
         return path.resolve()
@@ -24,7 +24,7 @@ def target_of(path: Path) -> Path:
         raise OutputError(
             f"{path} is a symbolic link to {path.readlink()}; nothing was written",
             expected="a new name, or a file or folder that is not a link",
-            help="Name the place that the link leads to, or remove the link",
+            help="Give the path that the link leads to, or remove the link",
         )
     return path.parent.resolve() / path.name
 
@@ -33,7 +33,7 @@ def folder_of(path: Path) -> Path:
     """Return the absolute path of a folder that a command adds files to; it may be a link.
 
     Raises:
-        OutputError: it is a link that leads to no folder.
+        OutputError: it is a link that does not lead to a folder.
     """
     if path.is_symlink() and not path.is_dir():
         raise OutputError(
@@ -46,7 +46,7 @@ def folder_of(path: Path) -> Path:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a file to write, of the same name elsewhere, which replaces `path` if all went well.
+    """Yield a temporary file of the same name, which replaces `path` if the block succeeds.
 
     Raises:
         OutputError: `path` is a symbolic link.

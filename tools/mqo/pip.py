@@ -1,4 +1,4 @@
-"""Downloads through the running interpreter's pip: the one way anything enters from outside."""
+"""Download wheels through the running interpreter's pip."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from mqo.errors import SetupError
 def download(
     requirement: str, folder: Path, *, python: str | None = None, options: Sequence[str] = ()
 ) -> Path:
-    """Fetch the wheel of `requirement` ("name==version") into `folder`; its path.
+    """Download the wheel of `requirement` ("name==version") into `folder` and return its path.
 
-    `python` ("3.12") asks for the wheel of another Python than the running one, `options` are more
-    of pip's own. Raises SetupError with pip's last words when there is none to be had.
+    `python` ("3.12") selects the wheel of another Python than the running one; `options` go to pip.
+    Raises SetupError with the end of pip's output if it finds none.
     """
     folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]

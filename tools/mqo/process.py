@@ -1,4 +1,4 @@
-"""Starts processes that end with this one, and makes temporary folders that go with it."""
+"""Start processes that end with this one, and make temporary folders that end with it, too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-# Asks a run to save and leave, as batch systems do ahead of a time limit; it may take its time.
+# Tells a run to save and exit, as batch systems do before a time limit; it may take a while.
 SAVE = signal.SIGUSR1
 GRACE_S = 15
 # A stop that follows another one so soon is the same request: `timeout` sends two.
@@ -28,7 +28,7 @@ SAME_REQUEST_S = 2
 
 @dataclass
 class _Stops:
-    """What became of stop signals: `held` counts the blocks that may not be interrupted."""
+    """The state of stop signals: `held` counts the blocks that may not be interrupted."""
 
     installed: bool = False
     held: int = 0
@@ -43,7 +43,7 @@ _stops = _Stops()
 def command() -> Iterator[None]:
     """End a whole command cleanly at a stop signal, with exit code 128 + the signal.
 
-    What it prints may name files whose names are no text: their bytes are shown as escapes.
+    File names that are not valid text are printed with their bytes as escapes.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
@@ -56,16 +56,16 @@ def command() -> Iterator[None]:
 
 
 def drop_output() -> None:
-    """Drop what is left to print: at the end Python would fail to write it once more."""
+    """Drop the remaining output, which Python would fail to write again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def stops_raise() -> Iterator[None]:
-    """Have Ctrl-C, SIGTERM and SIGHUP unwind the stack, so that everything is cleaned up.
+    """Make Ctrl-C, SIGTERM and SIGHUP unwind the stack, so that everything is cleaned up.
 
-    SIGINT raises KeyboardInterrupt, the others SystemExit. A signal that is ignored, as `nohup`
-    has it, stays ignored. Does nothing inside another such block, or outside the main thread.
+    SIGINT raises KeyboardInterrupt, the others SystemExit. An ignored signal, as under
+    `nohup`, stays ignored. Does nothing inside another such block, or outside the main thread.
     """
     if _stops.installed or threading.current_thread() is not threading.main_thread():
         yield
@@ -95,7 +95,7 @@ def _stop(signum: int, frame: object) -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Hold stop signals back until the end of the block, so that it is done completely."""
+    """Delay stop signals until the end of the block, so that the block completes."""
     _stops.held += 1
     try:
         yield
@@ -108,7 +108,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Yield a new folder, in `parent` or the system's place; whatever ends the block removes it."""
+    """Yield a new folder in `parent`, else the system's; the end of the block removes it."""
     folder: Path | None = None
     with stops_raise():
         try:
@@ -171,16 +171,16 @@ def run(
 
 
 class Leaving:
-    """What SAVE does to a training process: `was_asked` says whether it came."""
+    """The handler of SAVE for a training process; `was_asked` tells whether SAVE came."""
 
     def __init__(self) -> None:
         self.was_asked = False
 
     def watch(self, process: subprocess.Popen, *, is_worker: bool) -> None:
-        """Pass SAVE on to `process`, or where that is torchrun, to its workers.
+        """Pass SAVE on to `process`, or to its workers if it is torchrun.
 
-        They get SIGTERM, at which upstream finishes the step, saves and ends the program. torchrun
-        gets nothing: it would kill them after half a minute.
+        They get SIGTERM; upstream then finishes the step, saves and exits. torchrun gets nothing,
+        because it would kill them after half a minute.
         """
 
         import psutil  # not at the top: see `_below`
@@ -188,8 +188,8 @@ class Leaving:
         def ask(signum: int, frame: object) -> None:
             self.was_asked = True
             with suppress(psutil.NoSuchProcess):
-                one = psutil.Process(process.pid)
-                for worker in [one] if is_worker else one.children():
+                program = psutil.Process(process.pid)
+                for worker in [program] if is_worker else program.children():
                     worker.terminate()
 
         signal.signal(SAVE, ask)
@@ -197,9 +197,9 @@ class Leaving:
 
 @contextmanager
 def leaves_on_signal() -> Iterator[Leaving]:
-    """Yield what SAVE does, around the start and the life of a training process.
+    """Yield the handler of SAVE while a training process starts and runs.
 
-    SAVE is ignored by what is started inside, for some batch systems send it to every process.
+    Processes started inside ignore SAVE, because some batch systems send it to every process.
     """
     old = signal.signal(SAVE, signal.SIG_IGN)
     try:
@@ -209,10 +209,11 @@ def leaves_on_signal() -> Iterator[Leaving]:
 
 
 def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
-    """End the process, its group, and what has left the group; ask first, for `grace` seconds.
+    """End the process, its group, and descendants that left the group.
 
-    torchrun gives each worker a session of its own, which no signal to the group reaches. With a
-    `grace` of 0 nothing is asked: a training may save in the moment between two signals.
+    SIGTERM comes first, and SIGKILL `grace` seconds later. torchrun gives each worker a session of
+    its own, which signals to the group do not reach. With a `grace` of 0 only SIGKILL is sent,
+    because a training may save between the two signals.
     """
     below = _below(process)
     for s in (signal.SIGTERM, signal.SIGKILL) if grace else (signal.SIGKILL,):
@@ -233,23 +234,23 @@ def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
 
 
 def end_left(variable: str, value: str) -> None:
-    """Kill every process of this user's whose environment says that `variable` is `value`.
+    """Kill every process of this user whose environment sets `variable` to `value`.
 
-    A process that the kernel killed leaves what it started behind, in a session of its own.
+    A process that the kernel killed leaves its children running, in sessions of their own.
     """
     import psutil  # not at the top: see `_below`
 
-    for one in psutil.process_iter():
+    for other in psutil.process_iter():
         with suppress(psutil.Error, OSError):
-            if one.environ().get(variable) == value:
-                one.kill()
+            if other.environ().get(variable) == value:
+                other.kill()
 
 
 def _below(process: subprocess.Popen) -> list[Any]:
     """Return every descendant of the process."""
     try:
         import psutil
-    except ImportError:  # quant_type_modifier.py may run on the standard library alone
+    except ImportError:  # quant_type_modifier.py may run with only the standard library
         return []
     try:
         return psutil.Process(process.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""Runs a program of a Megatron tree in a process of its own, for `mqo` itself imports no torch."""
+"""Run a program of a Megatron tree in its own process: `mqo` itself does not import torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
 
 
 class Advance(NamedTuple):
-    """How far a program says it is: `what` are the units, or the stage that is under way."""
+    """The progress that a program reports: `what` is the unit, or the current stage."""
 
     what: str
     done: int
@@ -35,7 +35,7 @@ Watch = Callable[[Advance], None]
 
 @dataclass(frozen=True)
 class Program:
-    """A program that runs; `folder` is for its output, and is removed with the program."""
+    """A running program; `folder` holds its output, and is removed when it ends."""
 
     name: str
     process: subprocess.Popen
@@ -44,23 +44,23 @@ class Program:
     help: str
 
     def wait(self, limit_s: float | None = None, watch: Watch = lambda advance: None) -> None:
-        """Wait until it has ended well; `watch` is told now and then how far it is.
+        """Wait until it has succeeded; `watch` gets its progress now and then.
 
         Raises:
-            MqoError: of type `error`, what the program wrote to the file that MQO_FAILURE names.
-            RunError: any other failure, with its last words; or it took more than `limit_s`.
+            MqoError: of type `error`, as the program wrote it to the file that MQO_FAILURE names.
+            RunError: any other failure, with its last line; or it took more than `limit_s`.
         """
         code = self._exit_code(limit_s, watch)
         failure = self.folder / FAILURE
         if failure.exists():
             raise self.error(**json.loads(failure.read_text(encoding="utf-8")))
         if code != 0:
-            said = (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
-            last = said.strip().splitlines() or ["it printed nothing"]
+            output = (self.folder / OUTPUT).read_text(encoding="utf-8", errors="replace")
+            last = output.strip().splitlines() or ["it printed nothing"]
             raise RunError(
                 f"{self.name} ended with exit code {code}: {last[-1]}",
                 help=self.help,
-                detail=said[-4000:],
+                detail=output[-4000:],
             )
 
     def _exit_code(self, limit_s: float | None, watch: Watch) -> int:
@@ -85,9 +85,9 @@ def started(
 ) -> Iterator[Program]:
     """Start a program without this environment's Python path and without a run's variables.
 
-    Whatever ends the block ends the program, and removes what it left in the temporary folder.
+    The end of the block ends the program and removes its temporary files.
     """
-    # A run's options are none of this one's; everything that is read is on disk.
+    # MQO_ variables configure a run, not this program, which reads everything from disk.
     kept = {k: v for k, v in os.environ.items() if not k.startswith("MQO_")}
     with process.temporary_folder("mqo-program-") as folder:
         (folder / SCRATCH).mkdir()
@@ -116,7 +116,7 @@ def run_program(
     watch: Watch = lambda advance: None,
     **options: Any,
 ) -> None:
-    """Run a program to its end; `started` and `Program.wait` say how, and what they raise."""
+    """Run a program to its end; see `started` and `Program.wait` for options and errors."""
     with started(program, words, **options) as running:
         running.wait(limit_s, watch)
 
@@ -124,7 +124,7 @@ def run_program(
 def ask(
     program: Path, words: Sequence[str], *, after: Sequence[str] = (), **options: Any
 ) -> dict[str, Any]:
-    """Return the JSON that a program writes to the file that is named between `words` and `after`.
+    """Return the JSON that a program writes to the file named between `words` and `after`.
 
     `options` are those of `run_program`.
     """

@@ -1,6 +1,6 @@
-"""Where everything lies, and which version it is: the one place that knows the folders.
+"""The folders and the version of the project; only this module knows where they are.
 
-They are a checkout's, or, where mqo was installed from a wheel, what the wheel holds of one.
+They belong to a checkout, or to the bundle in the wheel if mqo was installed from one.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _DATA = ("XDG_DATA_HOME", ".local/share")
 class Project:
     """A checkout of this repository, by its root folder, or the bundle of an installed wheel.
 
-    What commands write goes into the checkout, or, where that may not be written and for an
-    installed wheel, into the user's XDG folders. `chosen_runs` is where the user wants the runs.
+    Commands write into the checkout, or into the user's XDG folders if the checkout is read-only or
+    mqo is an installed wheel. `chosen_runs` is the folder that the user chose for runs.
     """
 
     root: Path
@@ -33,7 +33,7 @@ class Project:
 
     @classmethod
     def here(cls, runs: Path | None = None) -> Project:
-        """Return what this file belongs to: the wheel, or the checkout of an editable package."""
+        """Return the project of this file: the wheel, or the checkout of an editable package."""
         installed = BUNDLE.is_dir()
         root = BUNDLE if installed else Path(__file__).resolve().parents[2]
         return cls(root, runs and runs.resolve(), installed)
@@ -75,7 +75,7 @@ class Project:
 
     @property
     def own_data(self) -> Path:
-        """Return where datasets are prepared that `data` lacks."""
+        """Return the folder where datasets that `data` lacks are prepared."""
         return self._writable("data", *_DATA)
 
     @property
@@ -84,21 +84,21 @@ class Project:
         return self._writable(".cache", "XDG_CACHE_HOME", ".cache")
 
     def _writable(self, name: str, variable: str, default: str) -> Path:
-        """Return a folder of the checkout if the user may write it, else one of the user's own."""
+        """Return a folder of the checkout if the user may write it, else a folder of the user."""
         folder = self.root / name
         if not self.is_installed and os.access(nearest(folder), os.W_OK):
             return folder
         return self._own(name, variable, default)
 
     def _own(self, name: str, variable: str, default: str) -> Path:
-        """Return a folder of the user's: below what `variable` says, else below the home."""
+        """Return a user folder: below the folder that `variable` names, else below the home."""
         base = os.environ.get(variable) or Path.home() / default
         return Path(base) / "mqo" / name.lstrip(".")
 
     def compiled(self) -> dict[str, str]:
-        """Return the variable for where torch keeps what it compiles, unless the user has set it.
+        """Return the variable of torch's compile cache: the user's value, else our cache folder.
 
-        torch's own default is in the temporary folder, which our programs have one each of.
+        torch's default is in the temporary folder, and each of our programs has its own.
         """
         name = "TORCHINDUCTOR_CACHE_DIR"
         return {name: os.environ.get(name, str(self.cache / "torchinductor"))}
@@ -106,7 +106,7 @@ class Project:
     def commit(self) -> str | None:
         """Return the checkout's commit, with a + when files differ from it; None outside of git."""
         if self.is_installed:
-            return None  # a commit would be that of whatever the wheel was installed in
+            return None  # it would be the commit of the repository that holds the installation
         git = ["git", "-C", str(self.root)]
         try:
             head = process.run([*git, "rev-parse", "HEAD"], text=True)

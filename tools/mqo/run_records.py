@@ -18,22 +18,22 @@ SHOWN = 200  # characters of a fault's text
 
 
 class Device(BaseModel):
-    """What device.json says: peak memory in bytes, of each process."""
+    """The content of device.json: peak memory of each process in bytes."""
 
     device: str = "cpu"
     peak_memory: list[float] | None = None
 
 
 class RunEnd(BaseModel):
-    """What ended.json says: the steps that the process trained before it reached the end."""
+    """The content of ended.json: the steps that the process trained before it ended."""
 
     steps: int
 
 
 class Coverage(BaseModel):
-    """What coverage.json says of a step.
+    """The content of coverage.json, for one step.
 
-    `differing` says how operands are quantized at sites whose layers differ, a line for each way.
+    `differing` has one line for each way to quantize operands at sites whose layers differ.
     """
 
     quantized_share: float | None = None
@@ -41,7 +41,7 @@ class Coverage(BaseModel):
 
 
 class Stat(BaseModel):
-    """A row of quant_stats.json: what the quantizer of an operand measured, as energies."""
+    """A row of quant_stats.json: the signal and noise energies of a quantized operand."""
 
     site: str
     layer: str
@@ -52,13 +52,13 @@ class Stat(BaseModel):
 
 
 class Layers(BaseModel):
-    """The table of layers that are left out."""
+    """The table of layers that stay unquantized."""
 
     exclude: list[str] = []
 
 
 class QuantToml(BaseModel):
-    """What quant.toml says of a run's choices."""
+    """The content of quant.toml: a run's choices."""
 
     asked: dict[str, str] = {}
     quantizer: dict[str, Any] = {}
@@ -69,7 +69,7 @@ class QuantToml(BaseModel):
 
 
 def parsed(path: Path, kind: type[T]) -> T:
-    """Return what a JSON or TOML file holds, as `kind`; RunError where it holds something else."""
+    """Return the content of a JSON or TOML file as `kind`; RunError if it does not fit."""
     try:
         table = read_toml(path) if path.suffix == ".toml" else read_json(path)
         return TypeAdapter(kind).validate_python(table)
@@ -78,12 +78,12 @@ def parsed(path: Path, kind: type[T]) -> T:
 
 
 def damaged(path: Path, error: Exception | str) -> RunError:
-    """Return the error for a file of a run that cannot be what the run wrote."""
+    """Return the error for a damaged file of a run."""
     if isinstance(error, UntrustedFileError):
         return RunError(error.found, expected=f"{error.expected}, as the run wrote it")
-    if isinstance(error, ValidationError):  # what it says itself is a page
+    if isinstance(error, ValidationError):  # its own text is a page long
         first = error.errors()[0]
         error = f"{'.'.join(map(str, first['loc'])) or 'all of it'}: {first['msg']}"
     return RunError(
-        f"{path} cannot be read: {one_line(error)[:SHOWN]}", expected="what the run wrote"
+        f"{path} cannot be read: {one_line(error)[:SHOWN]}", expected="the file as the run wrote it"
     )

@@ -1,4 +1,4 @@
-"""A run folder, and how to read it. Needs nothing but the folder."""
+"""Read a run folder, without needing anything else."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ QUANTIZERS: str = files.QUANTIZERS  # the key of implementation.json
 
 
 class RunFolder(files.RunFiles):
-    """The folder of one run, and what it says."""
+    """The folder of one run, and the content of its files."""
 
     def read_config(self) -> dict[str, Any]:
-        """Return cell.json, by the parts of mqo.launch.config.RunConfig; RunError for another."""
+        """Return cell.json, a table as mqo.launch.config.RunConfig; RunError for another."""
         table = parsed(self.config, dict[str, Any])
         if not isinstance(table.get("experiment"), dict):
             raise RunError(
-                f"{self.config} has no part 'experiment': version 0.1 wrote it, or it is damaged",
+                f"{self.config} has no table 'experiment': version 0.1 wrote it, or it is damaged",
                 expected="a run of version 0.2 or later",
-                help="Version 0.1 (commit 0340fb9) reads its own runs",
+                help="Read it with version 0.1 (commit 0340fb9)",
             )
         return table
 
     def read_metrics(self) -> Mapping[str, Series]:
         """Return {metric: [(iteration, value)]}; values written as "nan" or "inf" are floats again.
 
-        A last line cut short by a killed run does not count.
+        A last line that a killed run did not complete is ignored.
         """
-        found: dict[str, Series] = {}
+        metrics: dict[str, Series] = {}
         for row in MetricsTail(self.metrics).rows():
             if "value" in row:  # histograms are not series
-                found.setdefault(row["name"], []).append((row["iteration"], row["value"]))
-        return found
+                metrics.setdefault(row["name"], []).append((row["iteration"], row["value"]))
+        return metrics
 
     def read_implementation(self) -> Mapping[str, str]:
         """Return {"norms", "optimizers", "fusions"}: the names that the run used, with commas.
@@ -72,7 +72,7 @@ def last_of_each_step(series: Series) -> Series:
     """Return one value for each step, the last one that was recorded, in the order of the steps.
 
     Upstream validates again when the training is done, on the batches that follow: the last step
-    has two validation losses where it is also a step of --eval-interval, and the final one counts.
+    has two validation losses if it is also a step of --eval-interval, and the final one counts.
     """
     return sorted(dict(series).items())
 
@@ -93,7 +93,7 @@ def new_folder(parent: Path, name: str) -> RunFolder:
 
 
 def checkpoints_of(path: Path) -> Path:
-    """Return the folder of checkpoints that `path` means: where a run saved, or `path` itself."""
+    """Return the checkpoint folder of `path`: that of a run, or `path` itself."""
     run = RunFolder(path.resolve())
     if run.config.is_file():
         given = run.read_config()["experiment"].get("checkpoint")
@@ -102,7 +102,7 @@ def checkpoints_of(path: Path) -> Path:
 
 
 def run_of(path: Path) -> RunFolder | None:
-    """Return the run that `path` belongs to: a run's folder, or its checkpoints; None of others."""
+    """Return the run of `path`, which is a run's folder or its checkpoints; None for others."""
     path = path.resolve()
     for root in (path, path.parent):
         run = RunFolder(root)
@@ -112,7 +112,7 @@ def run_of(path: Path) -> RunFolder | None:
 
 
 class MetricsTail:
-    """Reads a metrics.jsonl that is being written: `rows` gives what came since the last call."""
+    """Read a metrics.jsonl that is being written: `rows` yields the rows since the last call."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.read = path, 0
@@ -148,18 +148,18 @@ class MetricsTail:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file; at any time it is the old one or the new one, whole."""
+    """Replace the text of a file; at any time it is complete, old or new."""
     with new_file(path) as whole:
         whole.write_text(text, encoding="utf-8")
 
 
 def latest(runs: Path) -> RunFolder:
-    """Return the newest run that recorded metrics; RunError when there is none."""
+    """Return the newest run that recorded metrics; RunError if there is none."""
     for run in map(RunFolder, sorted(runs.glob("*"), reverse=True)):
         if run.metrics.exists():
             return run
     raise RunError(
         f"{runs} holds no run with metrics",
         expected="at least one",
-        help="script/train_config.py starts one",
+        help="Run script/train_config.py, which trains one",
     )

@@ -1,4 +1,4 @@
-"""What the command lines share: an outcome as text or as JSON, and errors as text and exit code."""
+"""Print the outcome of a command as text or JSON, and its errors as text with an exit code."""
 
 from __future__ import annotations
 
@@ -76,18 +76,18 @@ def _run(command: Callable[[], Any]) -> None:
 
 
 def _check_words() -> None:
-    """Raise MqoError for a word that is not UTF-8, because output and files may contain it."""
+    """Raise MqoError for an argument that is not UTF-8, because output and files may contain it."""
     for word in sys.argv:
         try:
             word.encode()
         except UnicodeEncodeError:
-            raise MqoError(f"The word {word!a} is no UTF-8", expected="names in UTF-8") from None
+            raise MqoError(f"{word!a} is not UTF-8", expected="arguments in UTF-8") from None
 
 
 def last_error(output: str) -> str | None:
-    """Return the last error in what a command printed, as `guarded` prints it; None without any."""
-    found = [line for line in output.splitlines() if line.startswith(MARK)]
-    return found[-1].removeprefix(MARK) if found else None
+    """Return the last error that `guarded` printed in a command's output; None without any."""
+    errors = [line for line in output.splitlines() if line.startswith(MARK)]
+    return errors[-1].removeprefix(MARK) if errors else None
 
 
 def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> None:
@@ -102,13 +102,13 @@ def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> N
 
 
 def jsonable(value: Any) -> Any:
-    """Return `value` as JSON can hold it: texts for what JSON has no form for, such as NaN."""
+    """Return `value` in a form that JSON can hold: text for NaN and other values that it cannot."""
     if isinstance(value, Mapping):
-        return {key: jsonable(one) for key, one in value.items()}
+        return {key: jsonable(item) for key, item in value.items()}
     if isinstance(value, bytes):
         return value.decode("utf-8", errors="backslashreplace")
     if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
-    return [jsonable(one) for one in value] if isinstance(value, Iterable) else str(value)
+    return [jsonable(item) for item in value] if isinstance(value, Iterable) else str(value)

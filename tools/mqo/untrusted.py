@@ -1,4 +1,4 @@
-"""The reader of files from elsewhere, with its errors as those of a command."""
+"""Read untrusted files; the reader's errors can become those of a command."""
 
 from __future__ import annotations
 

@@ -52,8 +52,8 @@ def test_check_with_something_due_ends_with_1(call, root):
     write(root, {LAYERS: layers("custom_quant_type = f()\nreturn mm(x, custom_quant_type)\n")})
     code, out, _ = call("--check")
     assert code == 1
-    assert f"fprop  ?            {LAYERS}:5\n              set by no string" in out
-    assert f"due: {LAYERS}:5 sets custom_quant_type for fprop" in out
+    assert f"fprop  ?            {LAYERS}:5\n              not set by a string" in out
+    assert f"due: {LAYERS}:5 does not set" in out
 
 
 def test_check_shows_an_absent_site(call, root):
@@ -156,14 +156,14 @@ def test_a_dry_run_prints_the_diff_and_writes_nothing(call, root):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("", "nothing is asked for"),
-        ("--check --restore", "these do not go together"),
-        ("--check --shared", "--shared goes with a type"),
-        ("--check --qk-quant none", "these do not go together"),
+        ("", "no command"),
+        ("--check --restore", "combined"),
+        ("--check --shared", "--shared needs"),
+        ("--check --qk-quant none", "combined"),
         ("--qk-quant", "expected one argument"),
         ("--qk none", "unrecognized arguments: --qk none"),
-        ("--qk-quant bf16", "no quant type called 'bf16'. Expected: one of fp8_block, fp8"),
-        ("--qk-quant ''", "no quant type called ''"),
+        ("--qk-quant bf16", "'bf16'. Expected: one of fp8_block, fp8"),
+        ("--qk-quant ''", " ''. Expected: one of fp8_block, fp8"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2_and_one_paragraph(call, line, said):
@@ -172,6 +172,15 @@ def test_a_wrong_command_line_ends_with_2_and_one_paragraph(call, line, said):
     assert err.startswith("quant_type_modifier: ")
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_the_whole_text_of_an_error(call):
+    assert call("--check --shared")[2] == (
+        "quant_type_modifier: The command line is invalid: --shared needs a type to set. Expected: "
+        "--check, --restore, or one or more of --linear-quant T, --dgrad-quant T, --wgrad-quant T, "
+        "--qk-quant T and --pv-quant T. `python3 script/quant_type_modifier.py --help` explains "
+        "them.\n"
+    )
 
 
 def test_a_refused_site_ends_with_2_and_its_file_and_line(call, root):
@@ -184,7 +193,7 @@ def test_a_refused_site_ends_with_2_and_its_file_and_line(call, root):
 def test_a_tree_that_is_none_ends_with_2(call, tmp_path):
     code, _, err = call("--check", tree=tmp_path / "nowhere")
     assert code == 2
-    assert "nowhere holds no Megatron source" in err
+    assert "nowhere" in err and "`mqo vendor`" in err
 
 
 # -- JSON --------------------------------------------------------------------------------------

@@ -59,12 +59,12 @@ def test_the_dtype_is_the_configurations_unless_given():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model", "gpt"], "no model called 'gpt'.*llama31-8b, llama32-1b"),
-        (["--dataset", "c4"], "no dataset called 'c4'.*dolma, wikipedia"),
-        (["--quantization", "int8"], "no quantization mode called 'int8'.*FA_T.*T is .*hifp8"),
-        (["--training-config", "big"], "no training configuration called 'big'.*fast, smoke, sta"),
-        (["--gemms", "none"], "no choice of GEMMs called 'none'.*all, fprop"),
-        (["a", "b", "c", "d", "int8"], "no dtype called 'int8'.*bf16, fp16, fp32"),
+        (["--model", "gpt"], "'gpt'.*llama31-8b, llama32-1b"),
+        (["--dataset", "c4"], "'c4'.*dolma, wikipedia"),
+        (["--quantization", "int8"], "'int8'.*FA_T.*hifp8"),
+        (["--training-config", "big"], "'big'.*fast, smoke, sta"),
+        (["--gemms", "none"], "'none'.*all, fprop"),
+        (["a", "b", "c", "d", "int8"], "'int8'.*bf16, fp16, fp32"),
     ],
 )
 def test_an_unknown_name_lists_the_valid_ones(words, message):
@@ -83,13 +83,13 @@ def test_the_default_of_standard_removes_no_checkpoint_that_it_finds(there, kept
 
 def test_a_missing_name_says_how_to_see_them_all():
     args = arguments.parser().parse_args(["--model", "llama32-1b"])
-    with pytest.raises(MqoError, match=r"--dataset is missing.*--list"):
+    with pytest.raises(MqoError, match=r"--dataset.*--list"):
         arguments.config_from(args, [])
 
 
 def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
     for flag in ("--seq-length", "--mod"):  # no abbreviation: Megatron has a thousand flags
-        with pytest.raises(MqoError, match=rf"arguments: {flag}.*Megatron's own flags go after"):
+        with pytest.raises(MqoError, match=rf"{flag}.* `?--`?"):
             cell(flag, "7")
 
 
@@ -137,7 +137,7 @@ def test_types_alone_need_no_mode():
 def test_the_types_in_the_tree_cannot_be_changed_by_an_option():
     source = ["--quantization", "source"]
     assert (cell(*source).quantization.types, cell(*source).quantization.mode) == (None, "source")
-    with pytest.raises(MqoError, match=r"'source' .*quant_type_modifier"):
+    with pytest.raises(MqoError, match="quant_type_modifier"):
         cell(*source, "--linear-quantization", "mxfp8")
 
 
@@ -148,9 +148,9 @@ def test_the_front_end_for_attention_quantizes_attention_alone():
         cell("--fa-quantization", "bf16", names=NAMES[:4], front_end=True).quantization.mode
         == "bf16"
     )
-    with pytest.raises(UnknownNameError, match=r"attention called 'FA_mxfp8'.*bf16.*qk_pv_T"):
+    with pytest.raises(UnknownNameError, match=r"'FA_mxfp8'.*bf16.*qk_pv_T"):
         cell("--fa-quantization", "FA_mxfp8", names=NAMES[:4], front_end=True)
-    with pytest.raises(MqoError, match=r"--fa-quantization is missing"):
+    with pytest.raises(MqoError, match="--fa-quantization"):
         cell(names=NAMES[:4], front_end=True)
     text = arguments.listing(front_end=True)
     assert "  pv_T\n" in text
@@ -386,7 +386,7 @@ def test_a_run_whose_checkpoint_is_in_use_is_refused_and_makes_no_folder(tmp_pat
     saved, runs = tmp_path / "saved", tmp_path / "runs"
     words = [str(saved), *NAMES, "--training-config", "smoke", "--runs", str(runs)]
     with locked(saved, tmp_path / "first", Cluster(), print):
-        with pytest.raises(RunError, match=f"in use by run {tmp_path}/first"):
+        with pytest.raises(RunError, match=f"{tmp_path}/first"):
             train_config._main(words, False)
         train_config._main([*words, "--dry-run"], False)
         assert f"# not yet: {saved} is in use by run {tmp_path}/first" in capsys.readouterr().out

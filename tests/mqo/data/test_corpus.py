@@ -58,7 +58,7 @@ def test_parquet_gives_its_columns(tmp_path, monkeypatch):
 
 def test_a_column_that_is_missing_is_named_with_those_that_are_there(tmp_path):
     path = _parquet(tmp_path / "a.parquet", {"title": ["Mill"], "body": ["It turns."]})
-    with pytest.raises(DataError, match=r"a\.parquet has the columns title, body.*text"):
+    with pytest.raises(DataError, match=r"a\.parquet.* title, body.*: text"):
         _read(path)
 
 
@@ -134,7 +134,7 @@ def test_a_document_without_end_is_refused_before_it_is_in_memory(
     path.write_bytes(pack(bytes(1 << 25)))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match="longer than a document"):
+        with pytest.raises(DataError, match=f"{1 << 18:,} bytes"):
             _read(path, kind)
         assert tracemalloc.get_traced_memory()[1] < 1 << 22
     finally:
@@ -152,7 +152,7 @@ def test_a_folder_gives_the_files_of_its_kind_in_order(tmp_path):
 
 
 def test_an_input_without_a_file_names_what_was_looked_for(tmp_path):
-    with pytest.raises(DataError, match=r"no wikipedia file at .*\.parquet"):
+    with pytest.raises(DataError, match=r"wikipedia .*\.parquet"):
         corpus.find([tmp_path], "wikipedia")
     with pytest.raises(UnknownNameError, match=r"'c4'.*dolma, jsonl, text, wikipedia"):
         corpus.find([tmp_path], "c4")

@@ -91,10 +91,10 @@ def test_a_file_of_ranks_is_known_by_their_number(tmp_path):
     # 'a' 'b' is the token of the two bytes; a digit stands apart from a letter.
     assert _ids(encoder, ["ab1"]) == [[256 + 256 * ord("a") + ord("b"), ord("1")]]
     path.write_text("\n".join(lines[:-1]))
-    with pytest.raises(DataError, match=r"holds 50,255 ranks.*50,256"):
+    with pytest.raises(DataError, match=r"50,255 .*50,256"):
         encode.load(path)
     path.write_text("no ranks at all")
-    with pytest.raises(DataError, match="is no file of ranks"):
+    with pytest.raises(DataError, match=r"base64.*tokenizer\.model"):
         encode.load(path)
 
 
@@ -126,8 +126,8 @@ def test_upstreams_list_of_tokens_begins_after_its_markers(tmp_path):
 
 
 def test_what_is_no_tokenizer_is_named(tmp_path):
-    with pytest.raises(DataError, match="no tokenizer at"):
+    with pytest.raises(DataError, match=rf"{tmp_path}\. .*vocab\.json and merges\.txt"):
         encode.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(DataError, match=r"no readable tokenizer\.json"):
+    with pytest.raises(DataError, match=r"tokenizer\.json with tokenizer_config\.json"):
         encode.load(tmp_path)

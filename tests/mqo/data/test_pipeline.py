@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from filelock import FileLock
 from mqo.data import corpus, encode, pipeline
-from mqo.data.pipeline import Counts, Job, index
+from mqo.data.pipeline import Counts, IndexJob, index
 from mqo.errors import DataError
 
 datasets = pytest.importorskip("megatron.core.datasets.indexed_dataset")
@@ -39,7 +39,7 @@ def make(tmp_path, texts, words):
 
     def job(name="mine", **rest):
         given = {"files": files, "kind": "jsonl", "keys": ("text",), "encoder": encode.load(words)}
-        return Job(prefix=tmp_path / "out" / name, **given | rest)
+        return IndexJob(prefix=tmp_path / "out" / name, **given | rest)
 
     return job
 
@@ -101,7 +101,7 @@ if place == "writing":
 else:
     Path.replace = die
 files, words, out = [Path(f) for f in sys.argv[3:]], Path(sys.argv[1]), Path(sys.argv[2])
-pipeline.index(pipeline.Job(tuple(files), "jsonl", ("text",), encode.load(words), out), print)
+pipeline.index(pipeline.IndexJob(tuple(files), "jsonl", ("text",), encode.load(words), out), print)
 """
 
 
@@ -147,7 +147,7 @@ def test_many_bad_lines_are_counted_and_the_first_are_shown(make, said):
 def test_strict_stops_at_a_bad_line_and_leaves_nothing(make, said):
     job = make(strict=True)
     _spoil(job)
-    with pytest.raises(DataError, match=r"b\.jsonl:4: no JSON object"):
+    with pytest.raises(DataError, match=r"b\.jsonl:4: .*JSON"):
         index(job, said.append)
     assert list(job.prefix.parent.iterdir()) == []
 
@@ -155,14 +155,14 @@ def test_strict_stops_at_a_bad_line_and_leaves_nothing(make, said):
 def test_a_corpus_without_text_is_refused_and_leaves_nothing(make, said, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n')
     job = make(files=(tmp_path / "a.jsonl",))
-    with pytest.raises(DataError, match="No document with any text"):
+    with pytest.raises(DataError, match=r"a\.jsonl\. Expected: documents with text"):
         index(job, said.append)
     assert list(job.prefix.parent.iterdir()) == []
 
 
 def test_a_tokenizer_without_an_end_of_document_is_refused(make, said):
     encoder = replace(make().encoder, eod=None)
-    with pytest.raises(DataError, match="no token that ends a document"):
+    with pytest.raises(DataError, match=r"eos_token in tokenizer_config\.json"):
         index(make(encoder=encoder), said.append)
     index(make(encoder=encoder, eod=False), said.append)
 
@@ -171,7 +171,7 @@ def test_a_second_process_is_refused(make, said):
     job = make()
     folder = job.prefix.with_name("mine.partial")
     folder.mkdir(parents=True)
-    refused = pytest.raises(DataError, match=r"Another process is writing .*mine")
+    refused = pytest.raises(DataError, match=r"Another process .*mine")
     with FileLock(folder / "lock"), refused:
         index(job, said.append)
     index(job, said.append)

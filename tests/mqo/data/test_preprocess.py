@@ -97,15 +97,15 @@ def test_a_list_of_tokens_is_upstreams_tiktokenizer(main, tmp_path):
 def test_splitting_sentences_is_refused_with_the_reason(main, words):
     code, _, err = main("--tokenizer-model", words, "--split-sentences")
     assert code == 2
-    assert "--split-sentences serves BERT and T5 only" in err
+    assert "--split-sentences is only for BERT" in err
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ([], "HuggingFaceTokenizer was given no --tokenizer-model"),
-        (["--tokenizer-type", "GPT2BPETokenizer"], "was given no --vocab-file"),
-        (["--tokenizer-model", "nowhere"], "There is no tokenizer at nowhere"),
+        ([], "HuggingFaceTokenizer needs --tokenizer-model"),
+        (["--tokenizer-type", "GPT2BPETokenizer"], "GPT2BPETokenizer needs --vocab-file"),
+        (["--tokenizer-model", "nowhere"], " at nowhere. Expected: "),
     ],
 )
 def test_a_missing_file_is_one_paragraph(main, flags, words):

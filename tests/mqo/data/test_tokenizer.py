@@ -59,6 +59,6 @@ def test_transformers_opens_the_folder_as_megatron_does(folder):
 
 
 def test_too_little_text_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="entries only"):
+    with pytest.raises(DataError, match="Expected: 40000 entries"):
         tokenizer.train(iter(_TEXTS), tmp_path / "tokenizer", 40000)
     assert not (tmp_path / "tokenizer").exists()

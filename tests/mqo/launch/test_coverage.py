@@ -74,7 +74,7 @@ def measured(vendored, tmp_path_factory, checkout_with):
     """{name: coverage} of the toy cells; nothing is taken from the checkout's cache."""
     pytest.importorskip("torch")
     project = checkout_with(cache=tmp_path_factory.mktemp("cache"))
-    series = Series.of(project)
+    series = Series.of_project(project)
     with ThreadPoolExecutor(2) as pool:
         found = pool.map(lambda c: coverage.of_config(project, vendored, series, c), CELLS.values())
         return dict(zip(CELLS, found, strict=True))
@@ -224,7 +224,7 @@ def test_a_real_model_is_measured_at_its_real_size(vendored, name, scores):
     pytest.importorskip("torch")
     project = Project.here()
     cell = resolve(name, "wikipedia", "FA_linear_mxfp8", "standard")
-    found = coverage.of_config(project, vendored, Series.of(project), cell)
+    found = coverage.of_config(project, vendored, Series.of_project(project), cell)
     model, tokens = cell.experiment.model, cell.experiment.training.sequence
     assert found.parameters == model.parameters
     # Every weight of a product once a token, in each of three products.

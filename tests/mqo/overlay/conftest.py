@@ -158,7 +158,7 @@ class Trial:
     def verify(self, version="1.2.3"):
         """The result for one release."""
         project = self.project
-        pin, series = Pin.load(project.upstream_pin), Series.of(project)
+        pin, series = Pin.load(project.upstream_pin), Series.of_project(project)
         return verify(version, pin, series, project.cache, report=lambda text: None)
 
 

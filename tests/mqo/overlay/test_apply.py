@@ -122,7 +122,7 @@ def test_many_edited_files_are_counted(patched, tmp_path):
 
 def test_a_patch_that_does_not_fit_leaves_the_tree_pristine(mini):
     mini.change_patch("quant_sites.py", '"torch.matmul(x, weight)"', '"torch.matmul(x, w)"')
-    with pytest.raises(DriftError, match="occurs 0 times instead of 1"):
+    with pytest.raises(DriftError, match=" 0 times"):
         apply(mini.tree, mini.series)
     assert mini.bytes() == FILES
     assert mini.tree.manifest() is None
@@ -136,7 +136,7 @@ def test_a_tree_of_another_version_is_refused_naming_both(tmp_path, mini):
 
 @pytest.mark.parametrize("command", [apply, restore])
 def test_a_folder_without_a_tree_is_refused_and_left_as_it_is(tmp_path, mini, command):
-    with pytest.raises(OverlayError, match="Run `mqo vendor`"):
+    with pytest.raises(OverlayError, match="`mqo vendor`"):
         command(Tree(tmp_path / "nowhere"), mini.series)
     assert not (tmp_path / "nowhere").exists()
 
@@ -209,7 +209,7 @@ def test_entries_are_restored_one_by_one_in_any_order(patched, first):
 
 
 def test_what_another_entry_requires_is_not_restored_alone(patched):
-    with pytest.raises(OverlayError, match=r"'quant_sites' is applied and requires 'ours'"):
+    with pytest.raises(OverlayError, match=r"'quant_sites' .*'ours'"):
         restore(patched.tree, patched.series, ["ours"])
     outcome = restore(patched.tree, patched.series, ["ours", "quant_sites"])
     assert outcome.remaining == ("new_engine",)

@@ -430,7 +430,7 @@ def refused(repo, match):
 
 
 def test_a_repository_without_a_commit_and_a_git_folder_that_is_none(bare):
-    refused(bare, "Expected: a git work tree with a commit")
+    refused(bare, "git rev-parse .*HEAD")
     shutil.rmtree(bare.root / ".git")
     (bare.root / ".git").write_text("gitdir: /nowhere\n")
     refused(bare, "git rev-parse failed")
@@ -440,7 +440,7 @@ def test_a_repository_whose_head_holds_no_megatron(bare):
     bare.git("add", "README.md")
     bare.git("commit", "-qm", "a commit")
     before = bare.disk()
-    with pytest.raises(VendorError, match="states no 'MAJOR'"):
+    with pytest.raises(VendorError, match="'MAJOR'"):
         bare.apply()
     assert bare.disk() == before
     assert not (bare.root / ".mqo").exists()
@@ -448,7 +448,7 @@ def test_a_repository_whose_head_holds_no_megatron(bare):
 
 def test_without_git(repo, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    refused(repo, "there is no program 'git'")
+    refused(repo, "'git'")
 
 
 def test_the_environment_of_a_git_hook_does_not_lead_elsewhere(repo, monkeypatch, tmp_path):
@@ -589,7 +589,7 @@ def pin():
 
 def test_vendor_does_not_fill_a_work_tree(repo, pin, tmp_path):
     before = repo.disk()
-    with pytest.raises(VendorError, match="is a git work tree of Megatron-LM"):
+    with pytest.raises(VendorError, match="`mqo apply --tree`"):
         vendor(repo.tree, pin, tmp_path / "cache", source=repo.root, force=True)
     assert repo.disk() == before
     assert not (repo.root / ".mqo").exists()
@@ -608,5 +608,5 @@ def test_a_work_tree_is_a_source_for_another_tree(repo, pin, tmp_path):
 
 def test_a_patched_work_tree_is_no_source(repo, pin, tmp_path):
     repo.apply()
-    with pytest.raises(VendorError, match=r"is patched.*mqo restore"):
+    with pytest.raises(VendorError, match="mqo restore"):
         vendor(Tree(tmp_path / "elsewhere"), pin, tmp_path / "cache", source=repo.root)

@@ -94,7 +94,7 @@ def test_a_second_command_waits_for_the_first(mini, processes, start, holding, s
     done = processes.wait(waiting)
     assert (done.code, done.err) == (0, "")
     if second == "apply":
-        assert "applied already" in done.out
+        assert "already applied" in done.out
     else:
         assert mini.bytes() == FILES
         assert mini.tree.manifest() is None

@@ -13,7 +13,7 @@ from ..conftest import FILES, materialize
 
 def report(mini, *names, form="short"):
     changes = diff.changes(mini.tree, mini.series, names)
-    return "\n".join(diff.lines(mini.series, changes, form))
+    return "\n".join(diff.diff_lines(mini.series, changes, form))
 
 
 def local(mini):

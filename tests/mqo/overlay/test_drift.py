@@ -2,7 +2,7 @@ import textwrap
 
 import pytest
 from mqo.errors import DriftError
-from mqo.overlay.drift import Place, describe, in_upstream, nearest, nearest_names
+from mqo.overlay.drift import Place, in_upstream, locations_text, nearest, nearest_names
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, ReplaceExpression
 from mqo.overlay.plan import plan
 from mqo.overlay.rewrite import rewrite
@@ -171,7 +171,7 @@ def test_layout_does_not_count():
 
 
 def test_an_empty_end_of_a_sentence():
-    assert describe("x.py", [], None) == ""
+    assert locations_text("x.py", [], None) == ""
 
 
 # -- lines -------------------------------------------------------------------------------------

@@ -100,8 +100,8 @@ def with_method(content):
         (wheel(FILES)[:-30], "is damaged"),
         (wheel({**FILES, "megatron/core/a": b"", "megatron/core/a/b": b""}), "both be files"),
         (wheel({**FILES, "megatron/core/" + "x" * 300: b""}), "File name too long"),
-        (wheel({**FILES, "megatron/core/package_info.py": b"MAJOR = (\n"}), "is no Python"),
-        (wheel({**FILES, "megatron/core/package_info.py": b"\xff"}), "is no Python"),
+        (wheel({**FILES, "megatron/core/package_info.py": b"MAJOR = (\n"}), "not Python"),
+        (wheel({**FILES, "megatron/core/package_info.py": b"\xff"}), "not Python"),
     ],
     ids=["encrypted", "method", "record", "cut", "clash", "long", "no Python", "no UTF-8"],
 )
@@ -113,7 +113,7 @@ def test_a_checkout_whose_version_cannot_be_read(vendor, mini, tmp_path):
     vendor(wheel(FILES), "--force")
     source = tmp_path / "checkout"
     materialize(source, {**FILES, "megatron/core/package_info.py": b"MAJOR = \n"})
-    refused(vendor(source), "is no Python")
+    refused(vendor(source), "not Python")
 
 
 def test_links_of_a_checkout_are_not_followed(vendor, mini, tmp_path):
@@ -231,7 +231,7 @@ def test_a_file_in_a_folders_place(mqo, mini, unchanged, tmp_path, command):
     mini.path("core").write_text("a file\n")
     unchanged()
     refused(mqo(command), "changed by hand")
-    refused(mqo(command, "--force"), "stands where")
+    refused(mqo(command, "--force"), "in the way of")
 
 
 def test_a_snapshot_below_a_file(mqo, patched, unchanged, tmp_path):

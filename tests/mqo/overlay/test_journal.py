@@ -200,7 +200,7 @@ def test_no_record_is_written_through_a_link(root):
     shutil.rmtree(root / ".mqo/incoming")
     (root / ".mqo/objects").symlink_to(root.parent / "home")
     before = contents(root.parent)
-    with pytest.raises(OverlayError, match="behind a symbolic link"):
+    with pytest.raises(OverlayError, match=r"\.mqo.* symbolic link"):
         commit(root, [Change("a.py", b"b")], {"objects/1": b"1"}, command="apply")
     assert contents(root.parent) == before
 

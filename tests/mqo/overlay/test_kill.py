@@ -142,12 +142,12 @@ class Scene:
         said = self.next_command()
         words = self.words[0] if self.words[0] != "diff" else "diff --export"
         # The name is lost when the command was killed while it wrote that down.
-        names = (f"'{words}' had been killed ", "a command had been killed")
+        names = (f"'{words}' was killed ", "a command was killed")
         assert said.startswith(names) if interrupted else said == ""
         state = self.state()
         if state not in (before, after):
             tally.torn.append(f"{self.command} in {phase}")
-        elif interrupted and "cleared away what it left" not in said:
+        elif interrupted and "removed what it left" not in said:
             assert (state == after) == ("finished it first" in said)
         assert not transaction.is_interrupted(self.project / "tree")
         return phase

@@ -159,7 +159,7 @@ def test_named_entries_keep_their_numbers(write, tmp_path):
 def test_an_entry_that_the_series_holds_no_more(tree, series, repository, tmp_path):
     rest = series.without("new_engine")
     written = export(tree, rest, (), tmp_path / "out", repository=repository)
-    assert written[2].read_bytes().startswith(b"An entry that the series holds no more.\n")
+    assert written[2].read_bytes().startswith(b"An entry that the series no longer holds.\n")
 
 
 @pytest.mark.usefixtures("plain_git")

@@ -89,5 +89,5 @@ def test_many_read_it_at_once(read_only):
 def test_what_a_killed_command_left_there_is_its_owners_to_clear(patched, monkeypatch):
     (patched.tree.store / "incoming").mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    with pytest.raises(OverlayError, match="may not be written"):
+    with pytest.raises(OverlayError, match="`mqo status`"):
         patched.tree.settle()

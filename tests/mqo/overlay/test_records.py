@@ -60,7 +60,7 @@ def test_a_manifest_cut_short_is_damaged(tmp_path, cut):
 
 def test_a_record_of_a_newer_schema_is_named_as_such(tmp_path):
     (tmp_path / "m").write_text(json.dumps({"schema": 99, "anything": "else"}))
-    with pytest.raises(OverlayError, match=r"has schema 99.*Expected: schema 2"):
+    with pytest.raises(OverlayError, match=r"schema 99.*Expected: schema 2"):
         read_manifest(tmp_path / "m")
 
 

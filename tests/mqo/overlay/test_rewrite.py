@@ -57,7 +57,7 @@ def test_a_pattern_is_blind_to_quotes(text):
     ["g(a, c.t())", "g(b.t(), a)", "g(a, b.t(), c)", "g(a)", "h(a, b.t())", "g(a, k=b.t())"],
 )
 def test_a_pattern_does_not_match_another_structure(expression):
-    with pytest.raises(DriftError, match="0 times instead of 1"):
+    with pytest.raises(DriftError, match=" 0 times"):
         replaced(expression, "g(a, b.t())")
 
 
@@ -146,7 +146,7 @@ def test_a_function_under_a_condition_is_found(guard):
     ],
 )
 def test_a_function_that_is_not_there_once_is_named(source, times):
-    with pytest.raises(DriftError, match=f"function `f` is defined {times} times"):
+    with pytest.raises(DriftError, match=f"`f` is defined {times} times"):
         rewritten(source, PrependBody("f", "pass\n"))
 
 
@@ -278,12 +278,12 @@ def test_parameters_of_a_signature_over_lines_have_a_line_each():
 
 @pytest.mark.parametrize("own", ["k", "a, *, k=None", "k, /, a"])
 def test_a_parameter_that_is_there_already_is_drift(own):
-    with pytest.raises(DriftError, match="has a parameter `k` of its own"):
+    with pytest.raises(DriftError, match="parameter `k`"):
         rewritten(f"def f({own}):\n    pass\n", AddParameters("f", "k=None"))
 
 
 def test_a_function_without_parameters_is_drift():
-    with pytest.raises(DriftError, match="no parameter to stand behind"):
+    with pytest.raises(DriftError, match="no positional parameter"):
         rewritten("def f():\n    pass\n", AddParameters("f", "k=None"))
 
 

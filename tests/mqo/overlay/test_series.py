@@ -51,7 +51,7 @@ def test_a_series_supports_the_releases_of_its_range(series, version, held):
 
 def test_a_newer_schema_is_refused(mini):
     mini.change_patch("series.toml", "schema = 1", "schema = 2")
-    with pytest.raises(OverlayError, match=r"has schema 2.*Expected: schema 1"):
+    with pytest.raises(OverlayError, match=r"schema 2.*Expected: schema 1"):
         mini.series  # noqa: B018 - it loads
 
 

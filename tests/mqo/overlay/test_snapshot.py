@@ -106,7 +106,7 @@ def test_leaving_out_an_unknown_entry_is_an_error(patched, target):
 
 
 def test_a_type_for_a_site_that_is_left_out_is_an_error(patched, target):
-    with pytest.raises(OverlayError, match="without the patch quant_sites"):
+    with pytest.raises(OverlayError, match="patch quant_sites"):
         snapshot(
             patched.tree,
             target,
@@ -127,7 +127,7 @@ def test_an_existing_target_is_refused(patched, target):
 
 def test_a_target_inside_the_tree_is_refused(patched):
     target = patched.path("core/shot")
-    with pytest.raises(OverlayError, match="in the tree itself"):
+    with pytest.raises(OverlayError, match="in the tree"):
         snapshot(patched.tree, target)
     assert not target.exists()
 
@@ -140,6 +140,6 @@ def test_an_unpatched_tree_is_refused(mini, target):
 def test_a_half_patched_tree_is_refused(patched, target):
     loop = "megatron/training/loop.py"
     (patched.tree.root / loop).write_bytes(FILES[loop])
-    with pytest.raises(OverlayError, match=r"loop\.py holds upstream's bytes.*Run `mqo apply`"):
+    with pytest.raises(OverlayError, match=r"loop\.py .*`mqo apply`"):
         snapshot(patched.tree, target)
     assert not target.exists()

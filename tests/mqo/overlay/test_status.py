@@ -78,7 +78,7 @@ def test_a_restored_tree_reads_as_one_that_was_never_patched(patched):
 def test_a_tree_that_holds_nothing_is_an_error(tmp_path, mini):
     from mqo.overlay.tree import Tree
 
-    with pytest.raises(OverlayError, match="holds no vendored Megatron"):
+    with pytest.raises(OverlayError, match="`mqo vendor`"):
         status(Tree(tmp_path / "nowhere"), mini.series)
 
 

@@ -73,9 +73,9 @@ files = ["megatron/more"]
 TABLES = {
     "empty": ("", "no schema"),
     "gone": (None, "cannot be read"),
-    "no TOML": ("schema = [", "is no TOML"),
-    "no UTF-8": (b"schema = 1 # \xff", "is no TOML"),
-    "deep": (DEEP, "is no TOML"),
+    "no TOML": ("schema = [", "not TOML"),
+    "no UTF-8": (b"schema = 1 # \xff", "not TOML"),
+    "deep": (DEEP, "not TOML"),
     "schema": (SERIES.replace("schema = 1", "schema = 9"), "schema 9", "schema 1"),
     "schema of a kind": (SERIES.replace("schema = 1", "schema = true"), "schema True"),
     "no entries": ("schema = 1\n", "no key 'entry'"),
@@ -89,7 +89,7 @@ TABLES = {
     "row type": (SERIES.replace('["megatron/ours.py"]', "[3]"), "files, number 1 = 3", "a string"),
     "name type": (SERIES.replace('"ours"\nkind', "1\nkind"), "name = 1", "a string"),
     "name": (SERIES.replace('"new_engine"', '"../new_engine"'), "name = ", "such as 'quant_sites'"),
-    "twice": (SERIES.replace('"new_engine"', '"quant_sites"'), "two of that name"),
+    "twice": (SERIES.replace('"new_engine"', '"quant_sites"'), "two entries"),
     "reason": (SERIES.replace('"The old engine is gone."', '" "'), "empty reason"),
     "range": (SERIES.replace('">=1,<2"\nreason', '"one"\nreason'), "upstream = 'one'", "a range"),
     "supported": (SERIES.replace('supported = ">=1,<2"', 'supported = "1"'), "supported = '1'"),
@@ -100,15 +100,15 @@ TABLES = {
         "'ours': requires 'quant_sites'",
         "above it: none",
     ),
-    "no patch": (SERIES.replace('"new_engine"', '"newer_engine"'), "no file", "newer_engine.py"),
+    "no patch": (SERIES.replace('"new_engine"', '"newer_engine"'), "newer_engine.py"),
     "misspelt": (SERIES.replace("megatron/ours.py", "megatron/our.py"), "'megatron/our.py'"),
-    "outside": (SERIES.replace("megatron/ours.py", "megatron/../../victim"), "files names"),
-    "absolute": (SERIES.replace("megatron/ours.py", "/etc"), "files names '/etc'"),
-    "whole tree": (SERIES.replace("megatron/ours.py", "."), "files names '.'"),
-    "upstream's": (SERIES.replace("megatron/ours.py", "megatron/core"), "files names"),
+    "outside": (SERIES.replace("megatron/ours.py", "megatron/../../victim"), "files has"),
+    "absolute": (SERIES.replace("megatron/ours.py", "/etc"), "files has '/etc'"),
+    "whole tree": (SERIES.replace("megatron/ours.py", "."), "files has '.'"),
+    "upstream's": (SERIES.replace("megatron/ours.py", "megatron/core"), "files has"),
     "no files": (SERIES.replace('["megatron/ours.py"]', "[]"), "'ours': files = []"),
-    "files of a site": (SERIES.replace('"site"', '"site"\nfiles = ["megatron/x"]'), "'add' alone"),
-    "dead link": (SERIES.replace("megatron/ours.py", "megatron/" + "x" * 300), "there is no"),
+    "files of a site": (SERIES.replace('"site"', '"site"\nfiles = ["megatron/x"]'), "kind 'add'"),
+    "dead link": (SERIES.replace("megatron/ours.py", "megatron/" + "x" * 300), "does not exist"),
 }
 
 
@@ -195,8 +195,8 @@ def test_edits_that_are_nonsense(mini, mqo, what):
 UPSTREAM = {
     "empty": ("", "no schema"),
     "gone": (None, "cannot be read"),
-    "no TOML": ("version = ", "is no TOML"),
-    "deep": (DEEP, "is no TOML"),
+    "no TOML": ("version = ", "not TOML"),
+    "deep": (DEEP, "not TOML"),
     "schema": (PIN.replace("schema = 1", "schema = 2"), "schema 2", "schema 1"),
     "key": (PIN.replace('pythons = ["3', 'python = ["3'), "unknown key 'python'"),
     "no key": (PIN.replace('version = "1.2.3"\n', ""), "no key 'version'"),
@@ -229,7 +229,7 @@ def test_a_pin_that_is_nonsense(mini, unchanged, what):
 
 def test_the_repositorys_own_tables_are_right():
     project = Project.here()
-    assert len(Series.of(project).entries) > 10
+    assert len(Series.of_project(project).entries) > 10
     assert Pin.load(project.upstream_pin).version
 
 

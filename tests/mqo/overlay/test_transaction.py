@@ -236,7 +236,7 @@ def test_killed_before_any_system_call_a_folder_is_whole_or_not_there(root):
 def test_a_half_built_folder_is_removed_with_the_parents_made_for_it(root, name):
     assert killed_at(name, 1, lambda: build(root))
     text = str(recover(root))
-    assert text.startswith("'snapshot' had been killed before it changed anything")
+    assert text.startswith("'snapshot' was killed before it changed anything")
     assert not (root.parent / "runs").exists()
 
 
@@ -249,7 +249,7 @@ def test_a_folder_that_was_whole_when_its_process_was_killed_stays(root):
             break
         clear(root)
         number += 1
-    assert str(outcome).startswith("'snapshot' had been killed half-way; finished it first")
+    assert str(outcome).startswith("'snapshot' was killed half-way; finished it first")
     assert (root.parent / "runs/7/source/y.py").read_text() == "whole"
 
 
@@ -411,12 +411,12 @@ def test_a_tree_behind_a_link_is_a_tree(root, ends, tmp_path):
 
 @pytest.mark.parametrize("path", ["../x.py", "core/../../x.py", "/x.py", "core/../a.py"])
 def test_paths_that_leave_the_tree_are_refused(root, path):
-    refused(root, path, "nothing was changed")
+    refused(root, path, "leaves the tree")
 
 
 def test_a_folder_in_a_files_place_and_a_file_in_a_folders_are_refused(root):
-    refused(root, "core", "core stands where core belongs")
-    refused(root, "core/b.py/x/y.py", r"b\.py stands where core/b\.py/x/y\.py belongs")
+    refused(root, "core", "core is in the way of core;")
+    refused(root, "core/b.py/x/y.py", r"b\.py is in the way of core/b\.py/x/y\.py;")
     refused(root, "a.py/x/y.py", "both be files")
     refused(root, "x" * 300, "could not be written")
 

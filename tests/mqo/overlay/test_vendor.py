@@ -152,7 +152,7 @@ def test_a_wheel_that_is_not_pinned_is_refused_naming_the_pinned_ones(place):
 
 
 def test_a_path_where_nothing_is_is_refused(place):
-    refused(place, "There is no file", source=place.root / "typo.whl")
+    refused(place, r"typo\.whl does not", source=place.root / "typo.whl")
 
 
 def test_a_member_of_another_hash_than_records_is_refused(place):
@@ -205,14 +205,14 @@ def test_a_wheel_without_record_is_refused():
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w") as archive:
         archive.writestr("megatron/core/x.py", "x = 1\n")
-    with pytest.raises(VendorError, match="holds 0 RECORD files"):
+    with pytest.raises(VendorError, match=" 0 RECORD files"):
         read_wheel(content.getvalue(), ("megatron/core",), "x.whl")
 
 
 def test_a_wheel_that_states_no_version_is_refused(place):
     files = {**FILES, "megatron/core/package_info.py": b"MAJOR = 1\n"}
     place.add(NAME, wheel(files))
-    refused(place, "states no 'MINOR'")
+    refused(place, "'MINOR'")
 
 
 # -- checkouts ---------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_a_folder_that_is_no_checkout_is_refused(place, tmp_path):
 
 
 def test_a_patched_tree_is_no_source(place, patched):
-    refused(place, "is patched.*mqo restore", source=patched.tree.root)
+    refused(place, "mqo restore", source=patched.tree.root)
 
 
 # -- trees that are not overwritten ------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_a_runs_diff_is_a_click_away(open_page):
     text = page.locator("details.diff pre").first
     text.wait_for()
     assert "+custom_quant_type = " in text.inner_text()
-    assert page.locator("details.diff h4").all_inner_texts() == ["Quant sites", "Files of ours"]
+    assert page.locator("details.diff h4").all_inner_texts() == ["Quant sites", "Added files"]
     page.locator("details.diff details summary", has_text="megatron/ours.py").click()
     page.wait_for_function("document.body.innerText.includes('<script>alert')")
 

@@ -166,7 +166,7 @@ def test_an_unfinished_run_says_how_far_it_came(runs):
     folder = runs("one", steps=50)
     folder.result.unlink()
     folder.log.write_text("loading\nlast words\n")
-    assert reasons(runs) == [("one", "unfinished", "step 50 of 50; the last said: last words")]
+    assert reasons(runs) == [("one", "unfinished", "step 50 of 50; last message: last words")]
 
 
 def test_a_node_without_losses_is_part_of_a_run(runs):

@@ -68,7 +68,7 @@ def test_a_student_without_a_loss_on_its_text_is_drawn_by_its_validation(run, tm
 
 def test_a_run_without_a_loss_is_refused(run, tmp_path):
     run.metrics.unlink()
-    with pytest.raises(RunError, match="recorded no loss"):
+    with pytest.raises(RunError, match=r"metrics\.jsonl"):
         plot([run], tmp_path / "loss.png")
     assert not (tmp_path / "loss.png").exists()
 
@@ -163,8 +163,8 @@ def test_operands_of_two_modes_or_of_none_are_refused(runs, tmp_path):
     with pytest.raises(RunError, match="2 modes"):
         plot_operands([runs("mxfp4", "mxfp4"), bare], tmp_path / "made.png")
     bare.metrics.write_text('{"iteration": 1, "name": "lm loss", "value": 7.0}\n')
-    with pytest.raises(RunError, match="no statistics of operands"):
+    with pytest.raises(RunError, match="--record-every"):
         plot_operands([bare], tmp_path / "made.png")
-    with pytest.raises(RunError, match="cannot be written"):
+    with pytest.raises(RunError, match=r"\.png, \.svg or \.pdf"):
         plot_operands([bare], tmp_path / "made.txt")
     assert list(tmp_path.glob("made*")) == []

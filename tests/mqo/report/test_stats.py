@@ -8,7 +8,7 @@ import pytest
 from mqo.errors import DataError, RunError
 from mqo.project import Project
 from mqo.quant import formats
-from mqo.report.stats import TensorStats, lines, measure
+from mqo.report.stats import TensorStats, measure, stats_lines
 
 torch = pytest.importorskip("torch")
 TREE = Project.here().tree
@@ -109,8 +109,10 @@ def test_without_a_choice_the_names_are_shown(dump, tensors, message):
 
 
 def test_a_missing_file_and_one_that_is_no_safetensors_are_refused(tmp_path):
-    with pytest.raises(DataError, match="There is no file"):
+    with pytest.raises(DataError) as caught:
         measure(TREE, tmp_path / "absent", [], None)
+    text = f"{tmp_path / 'absent'} is not a file. Expected: a safetensors file."
+    assert str(caught.value) == text
     (tmp_path / "text").write_text("no tensors")
     with pytest.raises(RunError, match=r"could not measure .*text"):
         measure(TREE, tmp_path / "text", [], None)
@@ -124,7 +126,7 @@ def test_a_table_shows_percent_and_what_has_no_number():
     other |= {"scale_rule": None}
     square = other | {"quant_type": "nvfp4", "block": 16, "tensor_scale": False, "tile": "square"}
     table = {"name": "w", "axis": 0, "amax": "nan", "rows": [row, other, square]}
-    text = lines(TensorStats((), (table,)))
+    text = stats_lines(TensorStats((), (table,)))
     assert text[0] == "w: blocks along axis 0, amax nan"
     assert text[2].split() == ["mxfp8", "32", "floor", "31.46", "25.0000", "0.0100"]
     assert text[3].split() == ["hifp8", "-", "tensor", "-", "25.0000", "0.0100"]

@@ -34,14 +34,14 @@ def test_of_equal_shares_the_nearer_one_is_taken(runs):
         trio(runs, seed, base, linear_mxfp8=0.002, linear_hifp8=0.001)
     found = only(runs).verdict
     assert found.choice == "linear_hifp8"
-    assert "As much: linear_mxfp8 (+0.20%)." in found.reasons
+    assert "These quantize as much: linear_mxfp8 (+0.20%)." in found.reasons
 
 
 def test_of_one_seed_t_is_the_default_and_the_evidence_too_little(runs):
     trio(runs, 1, 6.0, FA_mxfp8=0.004, mxfp4=0.006)
     found = only(runs).verdict
     assert (found.choice, found.tolerance) == ("FA_mxfp8", rules.DEFAULT_TOLERANCE)
-    assert found.doubts == ("One seed for every mode: chance alone may make such a difference.",)
+    assert found.doubts == ("Only one seed for every mode: the difference may be due to chance.",)
 
 
 def test_where_no_mode_is_near_bf16_stays(runs):
@@ -64,7 +64,7 @@ def test_a_loss_that_hardly_fell_is_said(runs):
     for seed, base in enumerate((7.5, 7.6)):
         trio(runs, seed, base, mxfp4=0.0)
     (doubt,) = only(runs).verdict.doubts
-    assert doubt.startswith("Too short: the unquantized training loss fell by 5.0% only")
+    assert doubt.startswith("Too short: the unquantized training loss fell by only 5.0%")
 
 
 def seeds(runs, **gaps):
@@ -78,14 +78,16 @@ def test_a_choice_whose_interval_reaches_beyond_t_is_in_doubt(runs):
     found = only(runs).verdict
     assert found.choice == "mxfp4"
     (doubt,) = found.doubts
-    assert doubt.startswith("The gap of mxfp4 may be beyond T: its interval reaches +1.51%.")
+    assert doubt.startswith("The gap of mxfp4 may exceed T: its interval reaches +1.51%.")
 
 
 def test_what_quantizes_more_and_may_be_within_t_is_in_doubt(runs):
     seeds(runs, FA_mxfp8=(0.001, 0.001, 0.001), mxfp4=(0.001, 0.011, 0.009))
     found = only(runs).verdict
     assert found.choice == "FA_mxfp8"
-    assert found.doubts == ("What quantizes more may be within T, by its interval: mxfp4.",)
+    assert found.doubts == (
+        "These modes quantize more, and may be within T by their intervals: mxfp4.",
+    )
 
 
 def test_what_quantizes_less_than_the_choice_changes_nothing(runs):

@@ -60,5 +60,5 @@ def test_the_table_is_what_a_simulation_says_today(vendored, checkout_with, tmp_
     made = made.with_layout(row["flags"].split())
     project = checkout_with(cache=tmp_path)
     job = RunJob.from_config(made, imagined("h100-80gb", 8), dict(made.quantization.types), 1.0)
-    (rank,) = simulate(project, vendored, Series.of(project), job, lambda text: None)
+    (rank,) = simulate(project, vendored, Series.of_project(project), job, lambda text: None)
     assert needed(rank) == int(row["bytes"])

@@ -44,7 +44,7 @@ def simulated(vendored, checkout_with):
 
     def run(config, world, steps, real):
         job = RunJob.from_config(config, GPU, dict(config.quantization.types), 1.0)
-        series = Series.of(project)
+        series = Series.of_project(project)
         with (
             source_of(project, vendored, series, config, PROGRAM) as source,
             temporary_folder("simulated") as folder,
@@ -177,7 +177,7 @@ def test_products_are_those_of_the_coverage(
 ):
     config = tiny(model, mode, "--attention-backend unfused")
     project = checkout_with(cache=tmp_path)
-    known = coverage.of_config(project, vendored, Series.of(project), config)
+    known = coverage.of_config(project, vendored, Series.of_project(project), config)
     (found,) = simulated(config, 1, [1, 1], real=False)
     assert flops(found)[-1] == known.flops
     quantized = {row.quant_type for row in known.products} - {None, "none"}

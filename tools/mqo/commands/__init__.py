@@ -1,1 +1,1 @@
-"""The commands: one file each, named as its command. They parse options and call the library."""
+"""The commands, one file each. They parse options and call the library."""

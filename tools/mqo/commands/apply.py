@@ -1,4 +1,4 @@
-"""`mqo apply`: the patches of the series, in the tree."""
+"""`mqo apply`: apply the patch series to the tree."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def apply(
     match outcome:
         case overlay.Applied(changed, entries, not_placed, kept):
             lines = [f"applied {', '.join(entries)}: {changed} files written"]
-            lines += [f"not placed, since upstream has its own: {path}" for path in not_placed]
+            lines += [f"not added, because upstream has this file: {path}" for path in not_placed]
             lines += [f"kept a copy of a hand edit: {path}" for path in kept]
         case overlay.AlreadyApplied(files):
-            lines = [f"nothing to do: applied already ({files} files)"]
+            lines = [f"nothing to do: already applied ({files} files)"]
     emit("apply", outcome, "\n".join(lines), as_json)

@@ -1,4 +1,4 @@
-"""`mqo convert`: weights from and to Hugging Face's format."""
+"""`mqo convert`: convert weights from and to Hugging Face's format."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def hf_to_megatron(
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as make
 
-    made = make(root_of(tree), source.resolve(), target_of(target), stderr())
-    emit("convert", made, "\n".join(made.lines()), as_json)
+    result = make(root_of(tree), source.resolve(), target_of(target), stderr())
+    emit("convert", result, "\n".join(result.lines()), as_json)
 
 
 @convert.command()
 def megatron_to_hf(
-    source: Annotated[Path, typer.Argument(help="A run or checkpoints; the newest are taken.")],
-    target: Annotated[Path, typer.Argument(help="A new folder, for transformers to load.")],
+    source: Annotated[Path, typer.Argument(help="A run or checkpoint folder; uses the newest.")],
+    target: Annotated[Path, typer.Argument(help="A new folder that transformers can load.")],
     tokenizer: TokenizerOption = None,
     vocab_size: Annotated[
-        int | None, typer.Option(min=1, help="Rows to keep; by default the tokenizer's tokens.")
+        int | None, typer.Option(min=1, help="Rows to keep; by default one per token.")
     ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="fp32, bf16 or fp16; by default the checkpoint's.")
@@ -52,5 +52,5 @@ def megatron_to_hf(
 
     kind = tables.check_dtype(dtype)
     paths = source.resolve(), target_of(target), tokenizer and tokenizer.resolve()
-    made = make(root_of(tree), *paths, vocab_size, kind, stderr(), ignore_argument or ())
-    emit("convert", made, "\n".join(made.lines()), as_json)
+    result = make(root_of(tree), *paths, vocab_size, kind, stderr(), ignore_argument or ())
+    emit("convert", result, "\n".join(result.lines()), as_json)

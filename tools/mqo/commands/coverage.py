@@ -1,4 +1,4 @@
-"""`mqo coverage`: the matrix products of a training step, and which of them are quantized."""
+"""`mqo coverage`: show the matrix products of a training step, and which are quantized."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mqo.terminal import emit
 def coverage(
     model: Annotated[str, typer.Option(help="A model.")],
     mode: Annotated[
-        str | None, typer.Option(help="A mode; or 'source', the types in the tree.")
+        str | None, typer.Option(help="A mode, or 'source' for the types in the tree.")
     ] = None,
     gemms: GemmsOption = "fprop",
-    recipe: Annotated[str | None, typer.Option(help="A recipe of the linear layers.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="A recipe for the linear layers.")] = None,
     without: WithoutOption = None,
     with_: WithOption = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
@@ -41,14 +41,14 @@ def coverage(
 
     project = Project.here()
     choice = tables.check_gemms(gemms)
-    how = chosen(recipe, without or (), with_ or ())
-    if mode is None and how is None:
-        raise MqoError("Neither a mode nor a recipe was named", expected="--mode or --recipe")
-    mode = mode or tables.UNQUANTIZED  # of attention, which no recipe is for
+    chosen_recipe = chosen(recipe, without or (), with_ or ())
+    if mode is None and chosen_recipe is None:
+        raise MqoError("Neither --mode nor --recipe was given", expected="at least one of them")
+    mode = mode or tables.UNQUANTIZED  # for attention, which recipes do not quantize
     # The sizes do not depend on the dataset.
     dataset = next(iter(tables.datasets()))
-    config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=how)
-    found = program.of_config(project, settled(tree), Series.of(project), config)
-    differing = program.differing_layers(config, found)
-    facts = program.names(config) | found.as_table() | {"differing": differing}
-    emit("coverage", None, program.as_text(config, found).rstrip(), as_json, **facts)
+    config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=chosen_recipe)
+    result = program.of_config(project, settled(tree), Series.of_project(project), config)
+    differing = program.differing_layers(config, result)
+    facts = program.names(config) | result.as_table() | {"differing": differing}
+    emit("coverage", None, program.as_text(config, result).rstrip(), as_json, **facts)

@@ -1,4 +1,4 @@
-"""`mqo data`: corpora of one's own for training."""
+"""`mqo data`: prepare your own corpora for training."""
 
 import os
 from pathlib import Path
@@ -15,13 +15,13 @@ data = typer.Typer(name="data", help="Prepare corpora of your own.", no_args_is_
 
 @data.callback()
 def _group() -> None:
-    """Keep the name of the group's only command, which Typer drops without a callback."""
+    """Make Typer keep the name of this group's only command, which it drops otherwise."""
 
 
 @data.command()
 def prepare(
     kind: Annotated[
-        str, typer.Argument(help="wikipedia, dolma, jsonl, or text: a document a file.")
+        str, typer.Argument(help="wikipedia, dolma, jsonl, or text: one document per file.")
     ],
     input: Annotated[list[Path], typer.Option(help="Files, folders or patterns; repeatable.")],
     tokenizer: Annotated[

@@ -1,4 +1,4 @@
-"""`mqo diff`: what differs from upstream; it exits with 1 if anything does."""
+"""`mqo diff`: show what differs from upstream; exit with 1 if anything does."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ def diff(
     """Show what differs from upstream (then exit 1): site patches in full, codemods as counts."""
     from mqo.overlay import diff as overlay
 
-    place, series = settled(tree), patch_series()
+    patched, series = settled(tree), patch_series()
     if export:
         from mqo.overlay.patch_files import export as write
 
-        files = write(place, series, names or (), export, repository=Project.here().root)
+        files = write(patched, series, names or (), export, repository=Project.here().root)
         listed = [str(path) for path in files]
         emit("diff", None, "\n".join(listed), as_json, exported=listed)
         return
-    changes = overlay.changes(place, series, names or ())
-    text = overlay.lines(series, changes, "stat" if stat else "full" if all or names else "short")
+    changes = overlay.changes(patched, series, names or ())
+    form: overlay.Form = "stat" if stat else "full" if all or names else "short"
+    text = overlay.diff_lines(series, changes, form)
     rows = [asdict(change) | {"text": change.text} for change in changes]
     emit("diff", None, "\n".join(text), as_json, changes=rows)
     raise typer.Exit(1 if changes else 0)

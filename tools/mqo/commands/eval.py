@@ -1,4 +1,4 @@
-"""`mqo eval`: what a saved model loses on a text, or scores at tasks."""
+"""`mqo eval`: measure the loss of a saved model on text, or its scores on tasks."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from mqo.errors import CheckpointError
 from mqo.terminal import emit
 
 Modes = Annotated[
-    str | None, typer.Option(help="Modes and globs with commas between; by default the run's own.")
+    str | None, typer.Option(help="Comma-separated modes and globs; by default the run's mode.")
 ]
 Data = Annotated[
-    list[Path] | None, typer.Option(help="An indexed dataset, read as a whole; repeatable.")
+    list[Path] | None, typer.Option(help="An indexed dataset, read completely; repeatable.")
 ]
 Tasks = Annotated[
     str | None,
-    typer.Option(help="Tasks of lm-evaluation-harness in the loss's place, with commas."),
+    typer.Option(help="Comma-separated tasks of lm-evaluation-harness, instead of the loss."),
 ]
 TasksFolder = Annotated[
-    Path | None, typer.Option(help="YAML of further tasks, which may run code of its folder.")
+    Path | None,
+    typer.Option(help="A folder of YAML files with more tasks, which may run its code."),
 ]
-Limit = Annotated[int | None, typer.Option(min=1, help="Documents a task, at most.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="Maximum number of documents per task.")]
 Fewshot = Annotated[
-    int | None, typer.Option(min=0, help="Examples before a question, where a task has any.")
+    int | None, typer.Option(min=0, help="Examples before each question, if the task has any.")
 ]
 
 
@@ -44,7 +45,7 @@ def evaluate(
     data: Data = None,
     text: Annotated[Path | None, typer.Option(help="A file of plain text.")] = None,
     tokenizer: TokenizerOption = None,
-    tokens: Annotated[int | None, typer.Option(min=1, help="Tokens to read, at most.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens to read.")] = None,
     tasks: Tasks = None,
     tasks_folder: TasksFolder = None,
     limit: Limit = None,
@@ -60,7 +61,7 @@ def evaluate(
     from mqo.matrix import tables
 
     names = tables.expand_modes(modes) if modes else [AS_TRAINED]
-    places = [SavedModel.find(path) for path in checkpoints]
+    sources = [SavedModel.find(path) for path in checkpoints]
     if tasks is not None:
         words = evaluation.ignoring(ignore_argument or ()) + harness.options(
             tasks,
@@ -70,16 +71,16 @@ def evaluate(
             limit=limit,
             shots=num_fewshot,
         )
-        scores = harness.evaluate(settled(tree), places, names, words, stderr())
+        scores = harness.evaluate(settled(tree), sources, names, words, stderr())
         rows = [vars(score) for score in scores]
         emit("eval", None, "\n".join(harness.score_lines(scores)), as_json, tasks=rows)
         return
     if tasks_folder or limit or num_fewshot is not None:
         raise CheckpointError(
-            "--tasks-folder, --limit and --num-fewshot are of tasks", expected="--tasks beside them"
+            "--tasks-folder, --limit and --num-fewshot need --tasks", expected="--tasks with them"
         )
     words = evaluation.text(data or (), text, tokenizer, tokens)
     words += evaluation.ignoring(ignore_argument or ())
-    found = evaluation.evaluate(settled(tree), places, names, words, stderr())
-    rows = [loss.as_table() for loss in found]
-    emit("eval", None, "\n".join(evaluation.loss_lines(found)), as_json, losses=rows)
+    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr())
+    rows = [loss.as_table() for loss in losses]
+    emit("eval", None, "\n".join(evaluation.loss_lines(losses)), as_json, losses=rows)

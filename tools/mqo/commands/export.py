@@ -1,4 +1,4 @@
-"""`mqo export`: trained weights as codes and scales."""
+"""`mqo export`: write trained weights as codes and scales."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from mqo.terminal import emit
 
 
 def export(
-    source: Annotated[Path, typer.Argument(help="A run, checkpoints, or transformers' folder.")],
-    target: Annotated[Path, typer.Argument(help="A new folder, for other programs to load.")],
+    source: Annotated[Path, typer.Argument(help="A run, checkpoint or transformers folder.")],
+    target: Annotated[Path, typer.Argument(help="A new folder that other programs can load.")],
     quant_type: Annotated[
-        str | None, typer.Option("--format", help="A type for all; default: as the run had them.")
+        str | None, typer.Option("--format", help="One type for all; default: the run's types.")
     ] = None,
     layout: Annotated[
         str | None,
@@ -28,11 +28,11 @@ def export(
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
-    """Write trained weights as codes and scales, and say which programs load them."""
+    """Write trained weights as codes and scales, and print which programs can load them."""
     from mqo.launch.export import export as write
     from mqo.matrix import tables
 
     kind = tables.check_dtype(dtype)
-    places = source.resolve(), target_of(target)
-    made = write(root_of(tree), *places, quant_type, layout, kind, stderr(), ignore_argument or ())
-    emit("export", made, "\n".join(made.lines()), as_json)
+    paths = source.resolve(), target_of(target)
+    result = write(root_of(tree), *paths, quant_type, layout, kind, stderr(), ignore_argument or ())
+    emit("export", result, "\n".join(result.lines()), as_json)

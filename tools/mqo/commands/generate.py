@@ -1,4 +1,4 @@
-"""`mqo generate`: prompts in, what a saved model writes out."""
+"""`mqo generate`: generate text from prompts with a saved model."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def generate(
     checkpoint: Annotated[Path, typer.Argument(help=CHECKPOINTS)],
     prompt: Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")] = None,
     prompts: Annotated[Path | None, typer.Option(help="A file with one prompt per line.")] = None,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens to generate, at most.")] = 64,
+    tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens to generate.")] = 64,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: the most likely token.")] = 0.0,
     top_k: Annotated[
-        int, typer.Option(min=0, help="Most likely tokens to sample from; 0: all.")
+        int, typer.Option(min=0, help="Sample from this many most likely tokens; 0: all.")
     ] = 0,
     top_p: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Share of the probability to sample from."),
+        typer.Option(min=0.0, max=1.0, help="Sample from tokens up to this total probability."),
     ] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the sampling.")] = 0,
-    mode: Annotated[str | None, typer.Option(help="A mode; by default the run's own.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Sampling seed.")] = 0,
+    mode: Annotated[str | None, typer.Option(help="A mode; by default the run's mode.")] = None,
     tokenizer: TokenizerOption = None,
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Recompute the whole text for each token.")
@@ -49,7 +49,7 @@ def generate(
 
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not given:
-        raise CheckpointError("There is no prompt", expected="--prompt TEXT, or --prompts FILE")
+        raise CheckpointError("No prompt was given", expected="--prompt TEXT, or --prompts FILE")
     words = evaluation.sampling(
         tokens=tokens,
         cache=not no_cache,
@@ -59,10 +59,10 @@ def generate(
         seed=seed,
     )
     words += evaluation.ignoring(ignore_argument or ())
-    place, mode = SavedModel.find(checkpoint), mode or AS_TRAINED
-    found = evaluation.generate(settled(tree), place, mode, given, words, tokenizer)
-    written = "\n\n".join(row["prompt"] + row["text"] for row in found["texts"])
-    emit("generate", None, written, as_json, **found)
+    source, mode = SavedModel.find(checkpoint), mode or AS_TRAINED
+    result = evaluation.generate(settled(tree), source, mode, given, words, tokenizer)
+    written = "\n\n".join(row["prompt"] + row["text"] for row in result["texts"])
+    emit("generate", None, written, as_json, **result)
 
 
 def _lines(file: Path) -> list[str]:

@@ -1,4 +1,4 @@
-"""`mqo matrix`: the training scripts, and the names that they are made of."""
+"""`mqo matrix`: write the training scripts, and list the names they are made of."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ matrix = typer.Typer(
 @matrix.command()
 def generate(
     types: Annotated[
-        str | None, typer.Option(help="Quant types whose scripts to write, as nvfp4,hif4; or all.")
+        str | None, typer.Option(help="Quant types to write scripts for: nvfp4,hif4, or all.")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", help="With --types: the folder for them.")
+        Path | None, typer.Option("-o", "--out", help="With --types: the folder for the scripts.")
     ] = None,
 ) -> None:
     """Write the pretrain scripts, and the tables of modes and formats in the documentation.
@@ -32,18 +32,18 @@ def generate(
     project = Project.here()
     own = project.root / "script"
     if project.is_installed:
-        raise MqoError("Scripts start the launcher of a clone", expected="a clone of mqo")
+        raise MqoError("Scripts need the launcher of a clone", expected="a clone of mqo")
     from mqo.matrix.generate import write
     from mqo.matrix.tables import expand, quant_types
 
     if (types is None) != (out is None) or (out and out.resolve() == own):
         raise MqoError(
-            f"{own} holds the documented scripts alone",
-            expected="--types with --out and another folder, or neither",
+            f"{own} is only for the documented scripts",
+            expected="--types with --out and another folder, or neither option",
         )
     named = types and expand("quant type", dict.fromkeys(quant_types()), types)
     changed = write(folder_of(out) if out else own, named)
-    print("\n".join(map(str, changed)) or "nothing to do: all is as generated")
+    print("\n".join(map(str, changed)) or "nothing to do: all files are up to date")
 
 
 @matrix.command(name="list")

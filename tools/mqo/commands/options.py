@@ -1,4 +1,4 @@
-"""What several commands take: their options, the tree that --tree names, and the patch series."""
+"""Options that several commands share, the tree that --tree names, and the patch series."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 TrainingOption = Annotated[str, typer.Option(help="Sets sizes and schedule.")]
-FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's own, after `--`.")]
+FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's flags, after `--`.")]
 GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
 # Ways to quantize, as mqo.launch.variants reads them.
-RecipesOption = Annotated[str, typer.Option(help="Recipes, or files of them, with commas between.")]
+RecipesOption = Annotated[str, typer.Option(help="Comma-separated recipes or recipe files.")]
 AxisOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="OPTION=VALUE,...", help="Each mode with each value of an option; repeatable."
+        metavar="OPTION=VALUE,...", help="Run each mode with each value of this option; repeatable."
     ),
 ]
 TreeOption = Annotated[
@@ -34,7 +34,7 @@ EntriesArgument = Annotated[
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Overwrite hand edits; a copy is kept in .mqo/kept.")
 ]
-CHECKPOINTS = "A run, a folder of checkpoints, or of one iteration."
+CHECKPOINTS = "A run, a checkpoint folder, or the folder of one iteration."
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="A tokenizer folder; by default the training's.")
 ]
@@ -43,14 +43,14 @@ IgnoreOption = Annotated[
     typer.Option(
         "--ignore-argument",
         metavar="NAME",
-        help="An argument of the checkpoint that Megatron does not know; repeatable.",
+        help="Ignore this argument, which the checkpoint has and Megatron lacks; repeatable.",
     ),
 ]
 WithoutOption = Annotated[
     list[str] | None, typer.Option(help="An ingredient of the recipe to leave out; repeatable.")
 ]
 WithOption = Annotated[
-    list[str] | None, typer.Option("--with", help="output_layer: quantize it, too.")
+    list[str] | None, typer.Option("--with", help="Also quantize this layer: output_layer.")
 ]
 
 
@@ -60,7 +60,7 @@ def root_of(path: Path | None) -> Path:
 
 
 def settled(path: Path | None) -> Tree:
-    """Return the tree that --tree names, once what a killed command left there is in order."""
+    """Return the tree that --tree names, after cleaning up what a killed command left there."""
     from mqo.overlay.tree import Tree
 
     tree = Tree(root_of(path))
@@ -72,4 +72,4 @@ def patch_series() -> Series:
     """Return the project's patch series."""
     from mqo.overlay.series import Series
 
-    return Series.of(Project.here())
+    return Series.of_project(Project.here())

@@ -1,4 +1,4 @@
-"""`mqo perf`: a mode's performance test, or two results of it side by side."""
+"""`mqo perf`: test the performance of a mode, or compare two results."""
 
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ Compared = Annotated[
     tuple[Path, Path] | None,
     typer.Option(metavar="A B", help="Only compare step times of two such folders or runs."),
 ]
-Repeats = Annotated[int, typer.Option(min=0, help="With --compare: replay both N times, in turn.")]
+Repeats = Annotated[int, typer.Option(min=0, help="With --compare: replay A and B N times each.")]
 AllowVersions = Annotated[
     bool,
     typer.Option("--allow-versions", help="With --compare: allow other versions or machines."),
@@ -54,7 +54,7 @@ def perf(
 
     FOLDER gets perf.json, index.html, the trace of a few steps, and the runs.
 
-    --compare instead puts two folders, or two runs, side by side: B's step time over A's.
+    --compare instead compares two folders or runs: B's step time divided by A's.
 
     Exit 0 if no verdict fails, 1 if one does, 2 for errors.
     """
@@ -71,15 +71,15 @@ def perf(
             return
         if model is None or not (mode or recipes):
             raise MqoError(
-                "--model, or what to test, is missing",
+                "--model, or one of --mode and --recipes, is missing",
                 expected="--model with --mode or --recipes, or --compare A B",
             )
         choice = tables.check_gemms(gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         chosen = variants(mode or "", recipes, axis or ())
         rest = (base, dataset, training_config, choice, tuple(flags or ()), limits().steps)
-        asked = [PerfOptions(model, how, *rest) for how in chosen]
-        failed = measure.run_tests(asked, folder, scaling=not no_scaling)
+        tests = [PerfOptions(model, variant, *rest) for variant in chosen]
+        failed = measure.run_tests(tests, folder, scaling=not no_scaling)
     except RunError as error:
         error.exit_code = MqoError.exit_code  # 1 would say that a verdict failed
         raise

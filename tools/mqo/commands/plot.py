@@ -1,4 +1,4 @@
-"""`mqo plot`: loss curves, or what quantizers measured, as a picture."""
+"""`mqo plot`: draw loss curves, or operand statistics, as a picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def plot(
         typer.Option("--operands", help="Draw SQNR, underflow, saturation by operand and depth."),
     ] = False,
 ) -> None:
-    """Draw the loss curves of runs, or what the quantizers of one mode measured."""
+    """Draw the loss curves of runs, or the operand statistics of one mode."""
     from mqo.report import pictures
     from mqo.runs import RunFolder, latest
 

@@ -1,4 +1,4 @@
-"""The command line of script/quant_type_modifier.py: options in, a table or JSON out."""
+"""The command line of script/quant_type_modifier.py, which prints a table or JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from mqo.quant.formats import QUANT_TYPES
 
 WIDTH = 80
 SCHEMA = 1
-WHAT = {
+SITE_HELP = {
     "fprop": "forward GEMM of linear layers",
     "dgrad": "input gradient of linear layers",
     "wgrad": "weight gradient of linear layers",
@@ -43,13 +43,13 @@ def program() -> NoReturn:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; the exit code."""
+    """Run the command line and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         code = _run(options_of(arguments))
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # who reads the output, `head` say, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
         process.drop_output()
         return 0
     except OSError as error:
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _fail(error: MqoError, arguments: Sequence[str]) -> int:
-    """Print the error, with --json as JSON, too; return the exit code."""
+    """Print the error, with --json also as JSON, and return the exit code."""
     print(f"quant_type_modifier: {error}", file=sys.stderr)
     try:
         if "--json" in arguments:
@@ -75,7 +75,7 @@ def _fail(error: MqoError, arguments: Sequence[str]) -> int:
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise MqoError(
-            f"The command line is not understood: {message}",
+            f"The command line is invalid: {message}",
             expected="--check, --restore, or one or more of --linear-quant T, --dgrad-quant T, "
             "--wgrad-quant T, --qk-quant T and --pv-quant T",
             help=f"`{modifier.COMMAND} --help` explains them",
@@ -83,38 +83,38 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the options; which go together, `options_of` checks."""
-    made = _Parser(
+    """Return the parser; `options_of` checks which options can be combined."""
+    options = _Parser(
         prog="quant_type_modifier.py",
         description="Show and set the quant types in Megatron's source.",
         epilog=EXIT_CODES,
         allow_abbrev=False,
     )
-    made.add_argument("--check", action="store_true", help="show the sites and their types")
+    options.add_argument("--check", action="store_true", help="show the sites and their types")
     for site, name in modifier.OPTIONS.items():
-        made.add_argument(f"--{name}-quant", dest=site, metavar="T", help=WHAT[site])
-    made.add_argument(
-        "--shared", action="store_true", help="set a literal that several sites read for all"
+        options.add_argument(f"--{name}-quant", dest=site, metavar="T", help=SITE_HELP[site])
+    options.add_argument(
+        "--shared", action="store_true", help="set a literal for all the sites that read it"
     )
-    made.add_argument("--restore", action="store_true", help="undo all modifications")
-    made.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
-    made.add_argument("--json", action="store_true", help="print the outcome as JSON")
-    made.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
-    return made
+    options.add_argument("--restore", action="store_true", help="undo all modifications")
+    options.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
+    options.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    options.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
+    return options
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line; raise MqoError where it is not understood."""
+    """Parse a command line; raise MqoError if it is invalid."""
     known = parser()
     options = known.parse_args(arguments)
     options.types = {
         site: getattr(options, site) for site in SITES if getattr(options, site) is not None
     }
-    asked = [options.check, options.restore, bool(options.types)]
-    if sum(asked) != 1:
-        known.error("nothing is asked for" if not any(asked) else "these do not go together")
+    commands = [options.check, options.restore, bool(options.types)]
+    if sum(commands) != 1:
+        known.error("these cannot be combined" if any(commands) else "no command is given")
     if options.shared and not options.types:
-        known.error("--shared goes with a type")
+        known.error("--shared needs a type to set")
     return options
 
 
@@ -157,34 +157,34 @@ def _table(report: Report) -> str:
 
 
 def _shown(state: SiteState) -> str:
-    """Return the type; what the source says in brackets, where that is another word for none."""
+    """Return the type, followed by the source's unknown values in parentheses."""
     unknown = f" ({', '.join(state.unknown)})" if state.unknown else ""
-    return (state.type or ("-" if state.place.note == ABSENT else "?")) + unknown
+    return (state.type or ("-" if state.site.note == ABSENT else "?")) + unknown
 
 
 def _row(state: SiteState, width: int) -> list[str]:
-    """Return one line where the notes fit, else the notes below."""
-    place = state.place
-    row = f"{place.site:5}  {_shown(state):{width}}  {place.path}:{place.line}"
+    """Return one line if the notes fit, else the notes on lines below."""
+    site = state.site
+    row = f"{site.name:5}  {_shown(state):{width}}  {site.path}:{site.line}"
     note = _note(state)
     whole = f"{row}  {note}".rstrip()
     return [whole] if len(whole) <= WIDTH or not note else [row, *_wrap(note, 14, first=14)]
 
 
 def _note(state: SiteState) -> str:
-    notes = [state.place.note] if state.place.note else []
-    notes += [f"shared with {' and '.join(state.place.shares)}"] * bool(state.place.shares)
+    notes = [state.site.note] if state.site.note else []
+    notes += [f"shared with {' and '.join(state.site.shares)}"] * bool(state.site.shares)
     notes += [f"was {state.was}"] if state.was is not None else []
     return ", ".join(notes)
 
 
-def _wrap(text: str, behind: int, first: int = 0) -> list[str]:
+def _wrap(text: str, indent: int, first: int = 0) -> list[str]:
     """Return lines of at most WIDTH columns; paths, commands and types stay whole."""
     return textwrap.wrap(
         text,
         WIDTH,
         initial_indent=" " * first,
-        subsequent_indent=" " * behind,
+        subsequent_indent=" " * indent,
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -197,8 +197,8 @@ def _print_outcome(command: str, outcome: Outcome, options: argparse.Namespace) 
         files = sorted(outcome.files)
         print("\n".join(f"restored {f}" for f in files) or "nothing to do: nothing is modified")
     elif not outcome.edits:
-        said = ", ".join(f"{site} is {value}" for site, value in options.types.items())
-        print(f"nothing to do: {said} already")
+        types = ", ".join(f"{site} is {value}" for site, value in options.types.items())
+        print(f"nothing to do: {types} already")
     else:
         tree = f" --tree {shlex.quote(str(options.tree))}" if options.tree else ""
         print(f"undo: {modifier.COMMAND} --restore{tree}")
@@ -219,18 +219,18 @@ def _report_json(report: Report) -> dict:
 
 
 def _site_json(state: SiteState) -> dict:
-    place = state.place
+    site = state.site
     return {
-        "site": place.site,
+        "site": site.name,
         "type": state.type,
-        "values": list(place.values),
+        "values": list(site.values),
         "was": state.was,
-        "path": place.path,
-        "line": place.line,
-        "editable": not place.refusal,
-        "shares": list(place.shares),
+        "path": site.path,
+        "line": site.line,
+        "editable": not site.refusal,
+        "shares": list(site.shares),
         "note": _note(state),
-        "refusal": place.refusal,
+        "refusal": site.refusal,
     }
 
 

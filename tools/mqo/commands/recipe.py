@@ -1,4 +1,4 @@
-"""`mqo recipe`: which recipes there are, and what each does to every operand."""
+"""`mqo recipe`: list the recipes, and show what each does to every operand."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def list_(as_json: JsonOption = False) -> None:
     """List the recipes."""
     from mqo.recipes.recipe import names, read
 
-    found = [read(name) for name in names()]
-    text = "\n".join(f"{one.name:16}{one.summary}" for one in found)
-    rows = [one.model_dump(include={"name", "summary", "source"}) for one in found]
+    recipes = [read(name) for name in names()]
+    text = "\n".join(f"{entry.name:16}{entry.summary}" for entry in recipes)
+    rows = [entry.model_dump(include={"name", "summary", "source"}) for entry in recipes]
     emit("recipes", None, text, as_json, recipes=rows)
 
 
@@ -32,7 +32,7 @@ def show(
     without: WithoutOption = None,
     with_: WithOption = None,
     toml: Annotated[
-        bool, typer.Option("--toml", help="Print the file, to start one of your own from.")
+        bool, typer.Option("--toml", help="Print the file, as a start for your own recipe.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -42,14 +42,14 @@ def show(
     from mqo.recipes.recipe import changed, path_of, read
     from mqo.recipes.show import recipe_lines, resolved
 
-    found = changed(read(name), without or (), with_ or ())
-    if toml and found.changes:
+    shown_recipe = changed(read(name), without or (), with_ or ())
+    if toml and shown_recipe.changes:
         raise MqoError(
-            "--toml prints a recipe's file, which knows no switches",
-            expected="no --without and no --with beside it",
+            "--toml prints the recipe's file, which has no changes",
+            expected="--toml without --without and --with",
         )
     if toml:
         print(read_text(path_of(name)), end="")
         return
-    facts = found.model_dump(mode="json") | {"operands": resolved(found)}
-    emit("recipe", None, "\n".join(recipe_lines(found, models())), as_json, **facts)
+    facts = shown_recipe.model_dump(mode="json") | {"operands": resolved(shown_recipe)}
+    emit("recipe", None, "\n".join(recipe_lines(shown_recipe, models())), as_json, **facts)

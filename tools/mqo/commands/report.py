@@ -1,4 +1,4 @@
-"""`mqo report`: runs in, a folder with the page, pictures and tables out."""
+"""`mqo report`: compare runs in a folder with a page, pictures and tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def report(
         typer.Option(min=0, metavar="PERCENT", help="The gap that the verdict tolerates."),
     ] = 0.5,
     latex: Annotated[
-        bool, typer.Option("--latex", help="Write each comparison as a LaTeX table, too.")
+        bool, typer.Option("--latex", help="Also write each comparison as a LaTeX table.")
     ] = False,
 ) -> None:
     """Compare runs on one page that works offline, with its pictures and tables in one folder."""
@@ -33,12 +33,12 @@ def report(
     from mqo.report.lines import summary
 
     target_of(out)  # before the runs are read
-    found, left_out = collect(runs or [Project.here().runs])
-    groups, repeated = compare(found, tolerance / 100)
+    records, left_out = collect(runs or [Project.here().runs])
+    groups, repeated = compare(records, tolerance / 100)
     left_out += repeated
     write(groups, left_out, out, latex=latex)
     for line in (line for group in groups for line in summary(group)):
         print(line)
     if left_out:
-        print(f"left out, with the reason of each: {len(left_out)}")
+        print(f"left out, with reasons on the page: {len(left_out)}")
     print(f"{out / PAGE} ({(out / PAGE).stat().st_size / 2**20:.1f} MiB)")

@@ -1,4 +1,4 @@
-"""`mqo rerun`: a run again, from its kept source, compared bit for bit."""
+"""`mqo rerun`: replay a run from its kept source, and compare the losses bit for bit."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ def rerun(
     say = Display.on(sys.stderr if as_json else sys.stdout)
     project = Project.here()
     original = RunFolder(run.resolve()) if run else latest(project.runs)
-    found = replay(project, original, allow_versions=allow_versions, trust=trust, report=say)
-    emit("rerun", found, found.line(), as_json)
-    raise typer.Exit(0 if isinstance(found, BitEqual) else 1)
+    outcome = replay(project, original, allow_versions=allow_versions, trust=trust, report=say)
+    emit("rerun", outcome, outcome.line(), as_json)
+    raise typer.Exit(0 if isinstance(outcome, BitEqual) else 1)

@@ -1,4 +1,4 @@
-"""`mqo restore`: upstream's files, back in the tree."""
+"""`mqo restore`: restore upstream's files in the tree."""
 
 from __future__ import annotations
 

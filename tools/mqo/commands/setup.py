@@ -1,4 +1,4 @@
-"""`mqo setup`: the vendored tree, the patches and the sample data, where they are missing."""
+"""`mqo setup`: prepare the vendored tree, the patches and the sample data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def setup() -> None:
     from mqo.overlay.series import Series
 
     project = Project.here()
-    ready_tree(project, Series.of(project), print, allow_edits=False)
+    ready_tree(project, Series.of_project(project), print, allow_edits=False)
     for name in tables.datasets():
         ready = prepare(project, name, report=print)
         print(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")

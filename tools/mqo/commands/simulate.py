@@ -1,4 +1,4 @@
-"""`mqo simulate`: a run's step on machines that are not there."""
+"""`mqo simulate`: simulate a training step on machines that you do not have."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def simulate(
         Path, typer.Argument(help="A script of script/, or script/train_config.py with options.")
     ],
     device: Annotated[str, typer.Option(help="The GPUs: h100-80gb, h200, b200 ...")],
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes, of 8 GPUs.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes with 8 GPUs each.")] = 1,
     imbalance: Annotated[
-        float, typer.Option(min=1.0, help="How many times its even share a rank's experts get.")
+        float, typer.Option(min=1.0, help="Load of a rank's experts over its even share.")
     ] = 1.0,
     page: Annotated[
-        Path | None, typer.Option("-o", "--out", help="A page to write: an .html file.")
+        Path | None, typer.Option("-o", "--out", help="Also write a page: an .html file.")
     ] = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
     """Run a training script's step on tensors without data: does it fit, and what bounds it?
 
-    Further arguments are the script's: its options, and Megatron's after `--`.
+    Other arguments go to the script: its options, and Megatron's flags after `--`.
 
     Upstream's own program runs, with the script's flags and quant types, as a rank of each distinct
     pipeline stage; exit 1 if it does not fit.
@@ -56,19 +56,19 @@ def simulate(
 
     if page is not None and not page.absolute().parent.is_dir():
         raise MqoError(
-            f"There is no folder for {page}", expected="a file in a folder that is there"
+            f"The folder of {page} does not exist", expected="a file in an existing folder"
         )
     if page is not None:
         target_of(page)  # before the step runs
-    asked = SimulationOptions(
+    options = SimulationOptions(
         script, tuple(context.args), tuple(context.obj), device, nodes, imbalance
     )
-    found = simulated(asked, settled(tree), stderr())
+    result = simulated(options, settled(tree), stderr())
     if page is not None:
         from mqo.simulate.page import page as render
 
         with new_file(page) as file:
-            file.write_text(render(found), encoding="utf-8")
+            file.write_text(render(result), encoding="utf-8")
         print(page, file=sys.stderr)
-    emit("simulate", None, "\n".join(simulation_lines(found)), as_json, **found.as_table())
-    raise typer.Exit(0 if found.fits else 1)
+    emit("simulate", None, "\n".join(simulation_lines(result)), as_json, **result.as_table())
+    raise typer.Exit(0 if result.fits else 1)

@@ -33,8 +33,8 @@ def snapshot(
     types = dict(_pair(text) for text in site_type) if site_type else None
     left_out, series = tuple(without or ()), patch_series()
     shot = take(settled(tree), target, types=types, without=left_out, series=series)
-    said = " ".join(f"{site}={value}" for site, value in shot.types.items()) or "no quant sites"
-    emit("snapshot", None, f"{target}: {said}", as_json, folder=str(target), types=shot.types)
+    text = " ".join(f"{site}={value}" for site, value in shot.types.items()) or "no quant sites"
+    emit("snapshot", None, f"{target}: {text}", as_json, folder=str(target), types=shot.types)
 
 
 def _pair(text: str) -> tuple[str, str]:

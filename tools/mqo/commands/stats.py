@@ -13,18 +13,18 @@ from mqo.terminal import emit
 
 
 def stats(
-    file: Annotated[Path, typer.Argument(help="A safetensors file, such as a run's dumps/ hold.")],
+    file: Annotated[Path, typer.Argument(help="A safetensors file, such as in a run's dumps/.")],
     tensor: Annotated[
         list[str] | None, typer.Option(help="A tensor to measure, by name or pattern; repeatable.")
     ] = None,
     axis: Annotated[
         int | None,
-        typer.Option(help="Axis of MX blocks; default: a dumped operand's own, else the last."),
+        typer.Option(help="Axis of MX blocks; default: that of a dumped operand, else the last."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show how well each format, block and scale rule represents a saved tensor."""
-    from mqo.report.stats import lines, measure
+    from mqo.report.stats import measure, stats_lines
 
-    found = measure(Project.here().ours, file, tensor or (), axis)
-    emit("stats", found, "\n".join(lines(found)), as_json)
+    result = measure(Project.here().ours, file, tensor or (), axis)
+    emit("stats", result, "\n".join(stats_lines(result)), as_json)

@@ -1,4 +1,4 @@
-"""`mqo status`: what the tree holds; it exits with 1 if action is due."""
+"""`mqo status`: show the state of the tree; exit with 1 if action is due."""
 
 from __future__ import annotations
 

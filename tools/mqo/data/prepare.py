@@ -1,4 +1,4 @@
-"""Makes a named dataset ready for training: fetch, clean, train a tokenizer, index. Once."""
+"""Prepare a named dataset for training, once: fetch, clean, train a tokenizer, index."""
 
 import json
 import shutil
@@ -20,9 +20,9 @@ from mqo.untrusted import parse_json, read_json_object, read_lines, sha256_of
 DATASETS = ("dolma", "wikipedia")
 STAMP = "prepared.json"
 
-# Raised by hand when a change of the steps below changes what they write, so that data made before
-# is made again. A hash of their source would do that at every new comment, and change the data
-# under a series of runs that are meant to be compared.
+# Increase it if a change of the steps below changes their output, so that older data is made again.
+# A hash of their source would do that for every new comment, and change the data within a series of
+# runs that are to be compared.
 _RECIPE = 1
 
 
@@ -31,7 +31,7 @@ class PreparedData:
     """A dataset ready for training, and what `--data-path` and `--tokenizer-model` take.
 
     `text` is a file of JSON lines, `tokenizer` a folder, `prefix` the path of the .bin/.idx pair
-    without its endings. `tokens` counts one end-of-document token a document.
+    without its endings. `tokens` counts one end-of-document token per document.
     """
 
     dataset: str
@@ -46,8 +46,8 @@ class PreparedData:
 def _inputs(dataset: str) -> dict[str, str | int]:
     """Return what the outputs depend on; the stamp records it.
 
-    Which of dolma's further sources the machine could get is not among them: data that was once
-    made stays, on a machine without a network, too.
+    The optional sources of dolma that the machine could fetch are not among them, so that existing
+    data stays valid on a machine without a network.
     """
     size = tokenizer.DEFAULT_VOCAB_SIZE
     made_of = {"dataset": dataset, "source_sha256": sample.SHA256}
@@ -63,7 +63,7 @@ def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
     for an unknown dataset, and DataError if a step fails.
     """
     check_name("dataset", dataset, DATASETS)
-    # A folder that is ready is whole at all times: reading it takes no lock, nor write access.
+    # A ready folder is always complete, so reading it needs neither a lock nor write access.
     ready = _load(project.data / dataset, dataset)
     if ready:
         return ready
@@ -79,7 +79,7 @@ def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
         raise DataError(
             f"{target} changed while it was made",
             expected="files that only 'mqo' writes",
-            help="See what else writes there, and run the command again",
+            help="Find out what else writes there, and run the command again",
         )
     return ready
 

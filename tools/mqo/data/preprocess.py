@@ -1,4 +1,4 @@
-"""Index a corpus in a process of its own, by the flags of upstream's tool preprocess_data.py.
+"""Index a corpus in a process of its own, with the flags of upstream's tool preprocess_data.py.
 
 Megatron-LM/tools/preprocess_data.py starts this module with the tree on Python's path, and
 `build_index` runs that program for `mqo`. The last line of the output is JSON: documents, tokens,
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mqo.data import encode
 from mqo.data.corpus import KINDS, find
-from mqo.data.pipeline import Counts, Job, index, no_tree
+from mqo.data.pipeline import Counts, IndexJob, index, no_tree
 from mqo.display import Count, Display, Say
 from mqo.errors import DataError, MqoError
 from mqo.megatron.run.progress import advance
@@ -27,15 +27,15 @@ TYPES = ("HuggingFaceTokenizer", "TikTokenizer", "GPT2BPETokenizer")
 
 def parser() -> argparse.ArgumentParser:
     """Return the options; names as in upstream's tool of the same name."""
-    made = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         prog="preprocess_data.py",
         description="Tokenize JSON lines into Megatron's .bin/.idx pair.",
         allow_abbrev=False,
     )
-    add = made.add_argument
+    add = options.add_argument
     texts = "files, folders or patterns; .gz and .zst are unpacked"
     add("--input", type=Path, nargs="+", required=True, help=texts)
-    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="one pair of files a key")
+    add("--json-keys", nargs="+", default=["text"], metavar="KEY", help="one pair of files per key")
     add("--output-prefix", type=Path, required=True, help="writes PREFIX_KEY_document.bin and .idx")
     add("--tokenizer-type", choices=TYPES, default=TYPES[0])
     folder = "HuggingFaceTokenizer: a folder with tokenizer.json and tokenizer_config.json"
@@ -50,12 +50,12 @@ def parser() -> argparse.ArgumentParser:
     add("--kind", choices=KINDS, default="jsonl", help="the KIND of `mqo data prepare`")
     add("--workers", type=int, default=1, help="threads")
     add("--counts", type=Path, help="also write the counts there")
-    add("--partitions", type=int, default=1, help="taken and not needed: the output is the same")
-    add("--keep-sequential-samples", action="store_true", help="taken and not needed: they are")
-    add("--log-interval", type=int, default=10_000, help="documents a progress line")
-    add("--strict", action="store_true", help="stop at a bad line, rather than count it")
-    add("--split-sentences", action="store_true", help="refused: see the message")
-    return made
+    add("--partitions", type=int, default=1, help="no effect: the output is the same")
+    add("--keep-sequential-samples", action="store_true", help="no effect: samples stay in order")
+    add("--log-interval", type=int, default=10_000, help="documents per progress line")
+    add("--strict", action="store_true", help="stop at a bad line instead of counting it")
+    add("--split-sentences", action="store_true", help="not supported")
+    return options
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -63,22 +63,22 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     options = parser()
     args = options.parse_args(argv)
     if args.workers < 1:
-        options.error("--workers is 1 or more")
+        options.error("--workers must be 1 or more")
     if args.split_sentences:
         options.error(
-            "--split-sentences serves BERT and T5 only, which nothing here trains; "
-            "leave it out, and each document stays one sequence"
+            "--split-sentences is only for BERT and T5, which are not trained here; "
+            "without it, each document is one sequence"
         )
     return args
 
 
 def load_tokenizer(args: argparse.Namespace) -> encode.Encoder:
-    """Return the tokenizer that the flags name; DataError where a flag or its file is missing."""
+    """Return the tokenizer that the flags name; DataError if a flag or its file is missing."""
     names = ["vocab_file", "merge_file"] if args.tokenizer_type == TYPES[2] else ["tokenizer_model"]
     for name in names:
         if getattr(args, name) is None:
             flag = f"--{name.replace('_', '-')}"
-            raise DataError(f"{args.tokenizer_type} was given no {flag}", help=f"Give {flag} PATH")
+            raise DataError(f"{args.tokenizer_type} needs {flag}", help=f"Give {flag} PATH")
     if args.tokenizer_type == TYPES[2]:
         return encode.gpt2(args.vocab_file, args.merge_file)
     path = args.tokenizer_model
@@ -93,8 +93,9 @@ def run(args: argparse.Namespace) -> dict[str, int]:
     os.environ |= {"RAYON_NUM_THREADS": str(args.workers), "TOKENIZERS_PARALLELISM": "true"}
     files, keys = find(args.input, args.kind), tuple(args.json_keys)
     encoder = load_tokenizer(args)
-    job = Job(files, args.kind, keys, encoder, args.output_prefix, args.append_eod, args.strict)
-    shown, said = 0, []
+    ends = args.append_eod, args.strict
+    job = IndexJob(files, args.kind, keys, encoder, args.output_prefix, *ends)
+    shown, messages = 0, []
 
     def watch(done: int, total: int, counts: Counts) -> None:
         nonlocal shown
@@ -104,12 +105,12 @@ def run(args: argparse.Namespace) -> dict[str, int]:
             print(f"{counts.documents:,} documents, {counts.tokens:,} tokens", flush=True)
 
     def say(line: str) -> None:
-        said.append(line)
+        messages.append(line)
         print(line, flush=True)
 
     counts = asdict(index(job, say, watch))
     if args.counts:
-        args.counts.write_text(json.dumps({"counts": counts, "said": said}), encoding="utf-8")
+        args.counts.write_text(json.dumps({"counts": counts, "said": messages}), encoding="utf-8")
     return counts
 
 
@@ -124,10 +125,10 @@ def build_index(
     strict: bool = False,
     report: Say,
 ) -> Counts:
-    """Index a corpus in a process with Megatron; `report` gets what it says, and the progress.
+    """Index a corpus in a process with Megatron; `report` gets its messages and the progress.
 
     Raises:
-        DataError: what the program found; see `index`.
+        DataError: raised by the program; see `index`.
         RunError: the program failed.
     """
     words = ["--kind", kind, "--input", *map(str, inputs), "--output-prefix", str(prefix)]
@@ -135,8 +136,8 @@ def build_index(
     words += ["--workers", str(workers), *(["--strict"] if strict else [])]
     program = Project.here().tree / "tools/preprocess_data.py"
     if not program.is_file():
-        raise no_tree(f"There is no {program}")
-    display = Display.of(report)
+        raise no_tree(f"{program} does not exist")
+    display = Display.around(report)
     with display.live():
         watch = Count(display, "indexed").show
         facts = ask(program, [*words, "--counts"], error=DataError, watch=watch)
@@ -154,9 +155,9 @@ def _main() -> None:
     try:
         print(json.dumps(run(parse_args())))
     except MqoError as error:
-        if place := os.environ.get("MQO_FAILURE"):
+        if path := os.environ.get("MQO_FAILURE"):
             facts = {"found": error.found, "expected": error.expected, "help": error.help}
-            Path(place).write_text(json.dumps(facts), encoding="utf-8")
+            Path(path).write_text(json.dumps(facts), encoding="utf-8")
         raise
 
 

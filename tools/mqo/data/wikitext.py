@@ -25,7 +25,7 @@ _DROPPED_TAGS = frozenset(
     )
 )
 
-# Tags that a browser puts on a line of their own.
+# Tags that a browser puts on their own line.
 _BLOCK_TAGS = frozenset(
     ("blockquote", "br", "dd", "div", "dl", "dt", "hr", "li", "ol", "p", "poem", "tr", "ul")
 )
@@ -52,7 +52,7 @@ _SILENT_LINK = re.compile(
 )
 
 _SPACES = (r"[ \t\u00a0\u2009]+", " ")
-# What removals leave, and what takes its place: applied in this order.
+# What removals leave, and its replacement, in the order of application.
 _CLEAN_UPS = [
     (re.compile(pattern, re.MULTILINE), text)
     for pattern, text in (
@@ -73,10 +73,10 @@ _CLEAN_UPS = [
 
 
 def clean(wikitext: str) -> str:
-    """Return the prose of one article as plain text, paragraphs apart by an empty line.
+    """Return the prose of one article as plain text, with an empty line between paragraphs.
 
-    Kept: paragraphs, headings of sections that have any prose, list items (a line each), the
-    visible text of links. Dropped: templates but those read inside a sentence, notes, tables,
+    Kept: paragraphs, headings of sections that have any prose, list items (one per line), the
+    visible text of links. Dropped: templates except those inside a sentence, notes, tables,
     formulas, pictures, comments, and the closing sections that list sources. Returns an empty
     string for a page without prose.
     """

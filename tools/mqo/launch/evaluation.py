@@ -202,7 +202,7 @@ def each(
     """Measure each checkpoint under each mode, in this order, and show the progress."""
     results = []
     pairs = [(model, mode) for model in models for mode in modes]
-    with Display.of(report).live() as display:
+    with Display.around(report).live() as display:
         for n, (model, mode) in enumerate(pairs, 1):
             quant = forward_pass(tree, model, mode)
             name = quant.name

@@ -63,7 +63,7 @@ def _checked(project: Project, config: RunConfig, machine: Machine) -> list[str]
     if tree.manifest() is None:
         return ["not checked yet: flags and patterns of layers, which need a patched Megatron"]
     types = config.quantization.types or types_of(tree)
-    return check_run(project, tree, Series.of(project), config, machine, types)
+    return check_run(project, tree, Series.of_project(project), config, machine, types)
 
 
 def preview_text(

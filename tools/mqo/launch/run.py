@@ -123,7 +123,7 @@ def run(
     `folder` exists, and has no files of a run. A `tracker` follows the training. `take_lock` takes
     CHECKPOINT even from a run that seems to save there.
     """
-    series, machine = Series.of(project), detect()
+    series, machine = Series.of_project(project), detect()
     check_config(config, machine)
     if not take_lock:
         check_checkpoint(project, config)
@@ -307,7 +307,7 @@ def _train(
     """
     progress = Progress(config.experiment, folder.metrics)
     with (
-        Display.of(report).live() as display,
+        Display.around(report).live() as display,
         folder.log.open("w", encoding="utf-8") as log,
         leaves_on_signal() as leaving,
         temporary_folder("mqo-run-") as scratch,  # torchrun does not remove its folders

@@ -101,7 +101,7 @@ def said_by_hand(tree: Tree) -> dict[str, str]:
             expected="a checkout with a quant type at each of its sites",
             help=f"`mqo apply --tree {_quoted(tree)}` patches a git work tree of Megatron-LM",
         )
-    return {state.place.site: state.type or literals.NONE for state in report.sites}
+    return {state.site.name: state.type or literals.NONE for state in report.sites}
 
 
 def _check_by_hand(tree: Tree, config: RunConfig) -> None:

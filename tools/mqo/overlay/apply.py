@@ -1,4 +1,4 @@
-"""Apply and restore: moves a tree to another set of applied entries, all files or none."""
+"""Apply and restore: move a tree to another set of applied entries, all files or none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqo.overlay.tree import Tree
 
 @dataclass(frozen=True)
 class Applied:
-    """These entries are in place now; `changed` files were written for it.
+    """These entries are applied now; `changed` files were written.
 
     `not_placed` are files that were not added, because upstream has files of the same name; `kept`
     are copies of overwritten hand edits, in the tree's .mqo.
@@ -30,7 +30,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class AlreadyApplied:
-    """Nothing to do: the entries are in place, in `files` files."""
+    """Nothing to do: the entries are applied, in `files` files."""
 
     files: int
 
@@ -60,16 +60,16 @@ class AlreadyPristine:
 def apply(
     tree: Tree, series: Series, names: Sequence[str] = (), *, force: bool = False
 ) -> Applied | AlreadyApplied:
-    """Apply the named entries and what they require, in addition to those applied; by default all.
+    """Apply the named entries and what they require, besides those already applied; by default all.
 
     Raises DriftError if an entry does not fit, and EditedError for a file changed by hand that
     would be overwritten, unless `force` is given, which keeps a copy.
     """
-    tree.upstream()  # before the lock, which would make a folder if there is no tree
-    asked = series.with_required(names or series.names)
+    tree.upstream()  # before the lock, which would make a folder even without a tree
+    requested = series.with_required(names or series.names)
     with tree.reading("apply"):
         manifest = tree.manifest()
-        wanted = series.only({*asked, *(manifest.names if names and manifest else ())})
+        wanted = series.only({*requested, *(manifest.names if names and manifest else ())})
         if is_current(tree, manifest, wanted):
             assert manifest is not None, "a series without entries"
             return AlreadyApplied(len(manifest.files))
@@ -83,7 +83,7 @@ def restore(
 ) -> Restored | AlreadyPristine:
     """Undo the named entries, by default all: upstream's bytes come back, hash-checked.
 
-    Raises OverlayError when another applied entry requires one of them, EditedError as `apply`.
+    Raises OverlayError if another applied entry requires one of them, EditedError as in `apply`.
     """
     tree.upstream()
     with tree.locked("restore"):
@@ -94,7 +94,7 @@ def restore(
             return AlreadyPristine(tuple(tree.edited_files()))
         rest = series.only(set(applied) - gone)
         target = goal(tree, rest)
-        # Before anything is written: a file that cannot be read refuses here.
+        # Before anything is written, because a file that cannot be read raises here.
         edited = () if rest.entries else tree.edited_files()
         kept = _move(tree, target, "restore", force=force)
         written = {change.path for change in target.changes}
@@ -112,14 +112,14 @@ def _names_to_restore(series: Series, applied: Collection[str], names: Sequence[
         if needed := gone.intersection(entry.requires):
             raise OverlayError(
                 f"'{entry.name}' is applied and requires '{min(needed)}'",
-                expected="no entry left that requires one that goes",
+                expected="no remaining entry that requires a restored one",
                 help=f"Restore both: `mqo restore {' '.join(sorted(gone))} {entry.name}`",
             )
     return gone
 
 
 def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, ...]:
-    """Make the changes, unless they would overwrite a hand edit; the copies kept of such."""
+    """Make the changes, unless they would overwrite a hand edit; return the copies kept."""
     edited = _edits(tree, target)
     if edited and not force:
         raise _edited_error(tree, edited, "--force overwrites it")
@@ -140,7 +140,7 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
 
 
 def _edits(tree: Tree, target: Goal) -> list[str]:
-    """Return the files to be written that hold what neither upstream nor mqo put there."""
+    """Return the files to be written whose content is neither upstream's nor mqo's."""
     old = tree.manifest()
     upstream = tree.upstream().files
     patched = old.files if old else {}
@@ -151,7 +151,7 @@ def _edits(tree: Tree, target: Goal) -> list[str]:
             if tree.state_of(change.path, patched[change.path]) not in ("edited", "missing"):
                 continue
         elif content is None and change.path not in upstream:
-            continue  # a place for a file of ours
+            continue  # an added file goes there
         if change.path not in upstream or content != tree.pristine(change.path):
             edited.append(change.path)
     return edited
@@ -164,8 +164,8 @@ def _edited_error(tree: Tree, edited: Sequence[str], remedy: str) -> EditedError
     aside = f"{remedy} and keeps a copy in .mqo/kept"
     if tree.is_checkout and tree.manifest() is None and tree.upstream().files.keys() >= {*edited}:
         return EditedError(
-            f"{files}: changed since HEAD, and patches are to change it, too",
-            expected="the files that patches change to be as in HEAD",
+            f"{files}: changed since HEAD, and patches change it, too",
+            expected="files as in HEAD where patches change them",
             help=f"Commit the change, shown below, or stash it with git; or {aside}",
             detail=detail,
         )
@@ -178,9 +178,9 @@ def _edited_error(tree: Tree, edited: Sequence[str], remedy: str) -> EditedError
 
 
 def refuse_edits(tree: Tree) -> None:
-    """Raise EditedError when any file was changed by hand, one that no entry touches, too."""
+    """Raise EditedError if any file was changed by hand, even if no entry touches it."""
     if edited := tree.edited_files():
-        raise _edited_error(tree, edited, "`mqo vendor --force` starts afresh")
+        raise _edited_error(tree, edited, "`mqo vendor --force` starts again")
 
 
 def copies_of(tree: Tree, paths: Sequence[str]) -> dict[str, bytes]:

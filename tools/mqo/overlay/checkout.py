@@ -1,4 +1,4 @@
-"""Upstream's bytes in a git work tree: what a checkout of HEAD would put there."""
+"""Read upstream's bytes in a git work tree, as a checkout of HEAD would write them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mqo.errors import OverlayError
 
 PACKAGES = ("megatron/core", "megatron/training")
 _FOLDERS = tuple(f"{package}/" for package in PACKAGES)
-# Git sets these for its hooks, and would look where they say instead of in the tree.
+# Git sets these for its hooks, and would use them instead of the tree.
 _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 
 
@@ -24,10 +24,10 @@ class Head:
     commit: str
     contents: dict[str, bytes]
     others: frozenset[str]
-    """Paths of all else in the commit: files elsewhere, links, submodules."""
+    """Paths of everything else in the commit: files elsewhere, links, submodules."""
 
     def occupies(self, path: str) -> bool:
-        """Return whether the commit has something at `path`, or no folder on the way there."""
+        """Return whether the commit has something at `path`, or a file in place of its parent."""
         places = {path, *map(str, PurePosixPath(path).parents)}
         return not places.isdisjoint(self.contents) or not places.isdisjoint(self.others)
 
@@ -38,7 +38,7 @@ def is_checkout(root: Path) -> bool:
 
 
 def read_head(root: Path) -> Head:
-    """Read HEAD of the work tree at `root`; OverlayError when git cannot tell it."""
+    """Read HEAD of the work tree at `root`; OverlayError if git cannot read it."""
     commit = _git(root, "rev-parse", "--verify", "HEAD").decode().strip()
     blobs, others = {}, set()
     for row in _git(root, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
@@ -62,8 +62,8 @@ def _contents(root: Path, blobs: Mapping[str, str]) -> dict[str, bytes]:
     if not blobs:
         return {}
     mark = secrets.token_hex(32)
-    asked = "".join(f"{blob} {path}\n" for path, blob in blobs.items())
-    stdin = asked.encode("utf-8", "surrogateescape")
+    request = "".join(f"{blob} {path}\n" for path, blob in blobs.items())
+    stdin = request.encode("utf-8", "surrogateescape")
     answer = _git(root, "cat-file", f"--batch={mark}", "--filters", stdin=stdin)
     contents = (part[:-1] for part in answer.split(f"{mark}\n".encode())[1:])  # less git's "\n"
     return dict(zip(blobs, contents, strict=True))
@@ -76,7 +76,7 @@ def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
         done = process.run(command, input=stdin, env=env)
     except FileNotFoundError as error:
         raise OverlayError(
-            f"{root} is a git work tree, and there is no program 'git'", expected="git in PATH"
+            f"{root} is a git work tree, but the program 'git' is missing", expected="git in PATH"
         ) from error
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip().splitlines()

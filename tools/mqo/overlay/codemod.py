@@ -1,8 +1,8 @@
-"""The vocabulary of codemods: a rule over many files, found with `ast`, spliced into the bytes.
+"""The vocabulary of codemods: rules over many files, which match with `ast` and splice bytes.
 
-A codemod has no count, which differs between versions, but a postcondition: after it, its
-`leftovers` find nothing. It uses `ast` instead of LibCST because it visits hundreds of files, and
-splicing leaves every byte outside of a match unchanged by construction.
+A codemod has no count, because counts differ between versions, but a postcondition: its `leftovers`
+must find nothing afterwards. It uses `ast` instead of LibCST because it visits hundreds of files,
+and splicing leaves every byte outside of a match unchanged by construction.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mqo.overlay.drift import Place, in_upstream
 
 @dataclass(frozen=True)
 class Splice:
-    """Replace the source of `node` (or, if empty, insert before it) by `text`."""
+    """Replace the source of a node by `text`; an empty range inserts it."""
 
     line: int
     column: int
@@ -36,10 +36,10 @@ class Splice:
 
 @dataclass(frozen=True)
 class Codemod:
-    """A rule over the files below `roots` in whose bytes `needle` is found.
+    """A rule over the files below `roots` whose bytes match `needle`.
 
     `splices` returns the changes for one parsed file, `leftovers` the places that it should have
-    changed and did not; the two are written independently, so that the second checks the first.
+    changed but did not; the two are written independently, so that the second checks the first.
     Every form that they look for must have a match of `needle` in one line, because both visit only
     such statements.
     """
@@ -59,8 +59,8 @@ class Source:
 
     def __init__(self, content: bytes, needle: re.Pattern[bytes]) -> None:
         self.content = content
-        content.decode()  # in any other encoding the columns would not be those of the bytes
-        # Python 3.12 warns of upstream's invalid escape sequences: not the user's concern.
+        content.decode()  # in other encodings ast's columns would not be byte columns
+        # Python 3.12 warns of upstream's invalid escape sequences, which users need not see.
         with warnings.catch_warnings(action="ignore"):
             self.tree = ast.parse(content)
         # ast counts columns in bytes of UTF-8, after a byte order mark.
@@ -101,7 +101,7 @@ class Source:
         return self.content[start : self.offset(*end_of(node))]
 
     def spliced(self, splices: Iterable[Splice]) -> bytes:
-        """Return the content with the splices; of two at one place, an insertion goes first."""
+        """Return the content with the splices; of two at one position, an insertion goes first."""
         parts: list[bytes] = []
         done = 0
         for s in sorted(splices, key=lambda s: (s.line, s.column, s.end_line, s.end_column)):
@@ -137,9 +137,9 @@ class Source:
 def apply_codemod(
     path: str, content: bytes, codemod: Codemod, entry: str, *, pristine: bytes | None = None
 ) -> bytes:
-    """Return `content` after the codemod; raises DriftError when its postcondition does not hold.
+    """Return `content` after the codemod; raises DriftError if its postcondition fails.
 
-    `pristine` is what earlier entries made `content` of, if they did: the error gives its lines.
+    `pristine` is upstream's content, if earlier entries changed it: errors give its lines.
     """
     try:
         source = Source(content, codemod.needle)
@@ -151,7 +151,7 @@ def apply_codemod(
         ) from error
     try:
         new = source.spliced(codemod.splices(source))
-    except DriftError as error:  # of the rule, which knows no path
+    except DriftError as error:  # from the rule, which does not know the path
         raise DriftError(
             f"{path}: {error.found}", expected=error.expected, help=error.help
         ) from error
@@ -159,19 +159,19 @@ def apply_codemod(
         after = source if new == content else Source(new, codemod.needle)
     except SyntaxError as error:
         raise DriftError(
-            f"{path} is no Python after codemod '{entry}' ({error})",
-            expected="a rule that fits every form that it finds",
-            help="The rule in patches/ needs this form added",
+            f"{path} is not valid Python after codemod '{entry}' ({error})",
+            expected="a rule that fits every form it matches",
+            help="Add this form to the rule in patches/",
         ) from error
-    left = sorted(codemod.leftovers(after), key=lambda place: place.line)
+    left = sorted(codemod.leftovers(after), key=lambda location: location.line)
     if left:
         origin = content if pristine is None else pristine
-        places = in_upstream(left, origin, new)
+        locations = in_upstream(left, origin, new)
         raise DriftError(
-            f"codemod '{entry}' leaves {len(places)} behind: "
-            + ", ".join(f"{path}:{place.line} {place.code}" for place in places),
+            f"codemod '{entry}' leaves {len(locations)} unchanged: "
+            + ", ".join(f"{path}:{location.line} {location.code}" for location in locations),
             expected="none",
-            help="The rule in patches/ needs this form added",
+            help="Add this form to the rule in patches/",
         )
     return new
 

@@ -1,4 +1,4 @@
-"""What we changed in upstream, as unified diffs: entry by entry, or all at once; `mqo diff`."""
+"""The changes to upstream as unified diffs, per entry or all together, for `mqo diff`."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class FileDiff:
 
 @dataclass(frozen=True)
 class EntryDiff(FileDiff):
-    """One entry's change to one file; `entry` is LOCAL for what came after the series."""
+    """One entry's change to one file; `entry` is LOCAL for changes after the series."""
 
     entry: str
 
 
 def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[EntryDiff]:
-    """Yield what `entry` changed, file by file: from the content before it to that after it."""
+    """Yield what `entry` changed, one diff per file, from the content before to that after."""
     for path in manifest.touched_by(entry):
         file = manifest.files[path]
         before = file.pristine
@@ -64,7 +64,7 @@ def entry_diffs(tree: Tree, manifest: Manifest, entry: str) -> Iterator[EntryDif
 
 
 def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[EntryDiff]:
-    """Yield the files of an "add" entry as new ones, for the project's tree, which gets none."""
+    """Yield the files of an "add" entry as new, for the project's tree, which has them already."""
     if entry.kind == "add":
         for path, content in added_files(entry, tree.root).items():
             if path not in manifest.files and not tree.collides(path):
@@ -72,7 +72,7 @@ def added_diffs(tree: Tree, manifest: Manifest, entry: Entry) -> Iterator[EntryD
 
 
 def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[EntryDiff]:
-    """Yield what the tree has beyond the series: quant types set in the source, and hand edits."""
+    """Yield the tree's changes beyond the series: quant types set in the source, and hand edits."""
     paths = set(tree.edited_files())
     for path, file in manifest.files.items() if manifest else ():
         if tree.state_of(path, file) == "patched":
@@ -83,7 +83,7 @@ def local_diffs(tree: Tree, manifest: Manifest | None) -> Iterator[EntryDiff]:
 
 
 def local_diff(tree: Tree, path: str, manifest: Manifest | None = None) -> str:
-    """Return how a file differs from what mqo, or else upstream, put there, if it does."""
+    """Return the diff of a file from what mqo, or else upstream, wrote; '' without one."""
     manifest = manifest or tree.manifest()
     if manifest and path in manifest.files:
         expected: bytes | None = tree.object(manifest.files[path].final)
@@ -94,9 +94,9 @@ def local_diff(tree: Tree, path: str, manifest: Manifest | None = None) -> str:
 
 
 def tree_diff(tree: Tree, root: Tree) -> str:
-    """Return all that differs from upstream in `root`, which is the tree or a snapshot of it.
+    """Return the diff from upstream to `root`, which is the tree or a snapshot of it.
 
-    Added files are new files in it.
+    Added files appear as new files.
     """
     upstream = tree.upstream().files
     diffs = []
@@ -112,30 +112,30 @@ def tree_diff(tree: Tree, root: Tree) -> str:
 
 
 def changes(tree: Tree, series: Series, names: Sequence[str]) -> list[EntryDiff]:
-    """Return what the named entries changed; without names, what all did and what came after."""
+    """Return what the named entries changed; without names, all changes, even later ones."""
     series.check_names(names)
     tree.upstream()
     manifest = tree.patched() if names else tree.manifest()
-    found: list[EntryDiff] = []
+    diffs: list[EntryDiff] = []
     for entry in manifest.entries if manifest else ():
         if manifest and (not names or entry.name in names):
-            found += entry_diffs(tree, manifest, entry.name)
+            diffs += entry_diffs(tree, manifest, entry.name)
             if entry.name in series.names:
-                found += added_diffs(tree, manifest, series[entry.name])
-    return found if names else found + list(local_diffs(tree, manifest))
+                diffs += added_diffs(tree, manifest, series[entry.name])
+    return diffs if names else diffs + list(local_diffs(tree, manifest))
 
 
-def lines(series: Series, found: Sequence[EntryDiff], form: Form) -> Iterator[str]:
-    """Yield the lines to print, by kind of entry: site, add, codemod, then changes of no entry."""
-    if not found:
+def diff_lines(series: Series, diffs: Sequence[EntryDiff], form: Form) -> Iterator[str]:
+    """Yield the lines to print, by kind of entry: site, add, codemod, then other changes."""
+    if not diffs:
         yield "# nothing differs"
     kinds = {entry.name: entry.kind for entry in series.entries}
-    names = dict.fromkeys(change.entry for change in found)
+    names = dict.fromkeys(change.entry for change in diffs)
     order = ["site", "add", "codemod", None]
     for name in sorted(names, key=lambda name: order.index(kinds.get(name))):
         yield _title(series, name)
         shown = name == LOCAL or form == "full" or (form == "short" and kinds.get(name) == "site")
-        for change in (change for change in found if change.entry == name):
+        for change in (change for change in diffs if change.entry == name):
             if shown and form != "stat":
                 yield change.text.rstrip("\n")
             else:
@@ -147,5 +147,5 @@ def _title(series: Series, name: str) -> str:
     if name == LOCAL:
         return "# changed since the series was applied (quant types, hand edits)"
     if name not in series.names:
-        return f"# {name}: an entry that the series holds no more"
+        return f"# {name}: an entry that the series no longer holds"
     return f"# {name} ({series[name].kind}): {series[name].reason}"

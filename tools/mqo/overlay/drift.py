@@ -1,7 +1,7 @@
 """The places in a drift report: where a pattern occurs, and the code most similar to it.
 
-The report is for the person who revises the patch; these places are never patched. Line numbers are
-those of upstream's file, without lines that earlier entries of the series inserted.
+The report is for the person who revises the patch; these places are never patched. Line numbers
+refer to upstream's file, without lines that earlier entries of the series inserted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 
 NEAREST = 3
-# The share of its tokens that code must have in common with a pattern, in the same order.
+# The share of tokens that code must have in common with a pattern, in the same order.
 SIMILAR = 0.6
 WIDTH = 100
 
@@ -30,19 +30,19 @@ class Place:
         return f"{path}:{self.line} `{textwrap.shorten(self.code, WIDTH, placeholder=' ...')}`"
 
 
-def nearest(pattern: str, places: Iterable[Place]) -> list[Place]:
-    """Return up to three places that look like `pattern`, the most similar first."""
-    scored = [(_likeness(pattern, place.code), place) for place in places]
-    scored = [(likeness, place) for likeness, place in scored if likeness[0] >= SIMILAR]
+def nearest(pattern: str, locations: Iterable[Place]) -> list[Place]:
+    """Return up to three places that resemble `pattern`, the most similar first."""
+    scored = [(_likeness(pattern, location.code), location) for location in locations]
+    scored = [(likeness, location) for likeness, location in scored if likeness[0] >= SIMILAR]
     scored.sort(key=lambda pair: pair[0], reverse=True)
     best: dict[int, Place] = {}
-    for _, place in scored:
-        best.setdefault(place.line, place)
+    for _, location in scored:
+        best.setdefault(location.line, location)
     return list(best.values())[:NEAREST]
 
 
 def _likeness(pattern: str, code: str) -> tuple[float, float]:
-    """Return the likeness by tokens, then by letters: 0 nothing in common, 1 all."""
+    """Return the similarity by tokens, and by letters: from 0 (nothing in common) to 1."""
     tokens = SequenceMatcher(None, _tokens(code), _tokens(pattern), autojunk=False)
     if tokens.real_quick_ratio() < SIMILAR or tokens.quick_ratio() < SIMILAR:
         return 0.0, 0.0
@@ -59,30 +59,30 @@ def nearest_names(name: str, names: Iterable[str], separator: str) -> list[str]:
     return list(dict.fromkeys([*same, *close]))[:NEAREST]
 
 
-def describe(path: str, found: Sequence[Place], near: Sequence[Place] | None) -> str:
-    """Return the end of a sentence: each place of `found`, and candidates if they were sought."""
-    at = ", ".join(f"{path}:{place.line}" for place in found)
+def locations_text(path: str, places: Sequence[Place], near: Sequence[Place] | None) -> str:
+    """Return the end of a sentence: all `places`, and the nearest if they were searched for."""
+    at = ", ".join(f"{path}:{location.line}" for location in places)
     text = f", at {at}" if at else ""
     if near is None:
         return text
-    return f"{text}; nearest: {', '.join(place.at(path) for place in near) or 'none'}"
+    return f"{text}; nearest: {', '.join(location.at(path) for location in near) or 'none'}"
 
 
-def in_upstream(places: Iterable[Place], pristine: bytes, content: bytes) -> list[Place]:
-    """Return the places of `content` with the lines of `pristine`, which it was made from.
+def in_upstream(locations: Iterable[Place], pristine: bytes, content: bytes) -> list[Place]:
+    """Return the places of `content` with the line numbers of `pristine`, its original.
 
-    For a line that a patch changed: the first of those that it replaces.
+    A line that a patch changed gets the first line that it replaces.
     """
     if content == pristine:
-        return list(places)
+        return list(locations)
     matcher = SequenceMatcher(None, pristine.splitlines(), content.splitlines(), autojunk=False)
     lines: list[int] = []
     for kind, start, _, new_start, new_end in matcher.get_opcodes():
         moved = range(start + 1, start + 1 + new_end - new_start)
         lines += moved if kind == "equal" else [start + 1] * len(moved)
-    return [replace(place, line=lines[place.line - 1]) for place in places]
+    return [replace(location, line=lines[location.line - 1]) for location in locations]
 
 
 def _tokens(code: str) -> list[str]:
-    """Return names, numbers and signs: layout does not count, nor does a pattern's `...`."""
+    """Return names, numbers and signs, without layout and a pattern's `...`."""
     return [token for token in re.findall(r"\.\.\.|\w+|[^\w\s]", code) if token != "..."]

@@ -1,6 +1,6 @@
-"""The vocabulary of site patches: what to find, in which scope, and what to do there.
+"""The vocabulary of site patches: what to find in which scope, and how to change it.
 
-These are plain data without LibCST, so that patches load fast; `rewrite` carries them out. A
+These are plain data without LibCST, so that patches load fast; `rewrite` applies them. A
 pattern is a Python expression or statement, compared by structure: white space, comments, quotes
 and redundant parentheses do not count. `...` as the last argument of a call matches any other
 arguments.
@@ -24,8 +24,8 @@ def covers(versions: str, version: str) -> bool:
 class Anchor:
     """A pattern and the exact number of times it must occur in its scope.
 
-    `versions` (a specifier such as ">=0.14") says in which upstream releases the form exists; in
-    the others it is not looked for.
+    `versions` (a specifier such as ">=0.14") are the upstream releases that have this form; it is
+    not searched for in others.
     """
 
     pattern: str
@@ -33,7 +33,7 @@ class Anchor:
     versions: str = ""
 
     def holds_in(self, version: str) -> bool:
-        """Return whether this form is to be found in upstream release `version`."""
+        """Return whether upstream release `version` should have this form."""
         return covers(self.versions, version)
 
 
@@ -72,7 +72,7 @@ class ReplaceExpression:
 class PrependBody:
     """Insert `code` at the start of the body of the function `scope`, after its docstring.
 
-    With `scope` "" it goes first in the module, where `from __future__` may still come before it.
+    With `scope` "" it goes to the start of the module, after imports from `__future__`.
     """
 
     scope: str
@@ -83,7 +83,7 @@ class PrependBody:
 class AddParameters:
     """Give the function `scope` the parameters `code` after its last positional one.
 
-    A parameter that the function already has is drift.
+    It is drift if the function already has one of them.
     """
 
     scope: str
@@ -92,7 +92,7 @@ class AddParameters:
 
 @dataclass(frozen=True)
 class AddImport:
-    """Add `code` after the module's first run of imports: an import, and code that needs it."""
+    """Add `code`, an import and code that needs it, after the module's first run of imports."""
 
     code: str
     scope: ClassVar[str] = ""
@@ -106,8 +106,8 @@ Edit = InsertBefore | WrapOperands | ReplaceExpression | PrependBody | AddParame
 class FileEdits:
     """The edits of one file, in order.
 
-    `versions` says which upstream releases hold the file at all; `package` names the part of
-    upstream ("megatron/training") without which a tree simply does not need these edits.
+    `versions` are the upstream releases that have the file; `package` is the part of upstream
+    ("megatron/training") without which a tree does not need these edits.
     """
 
     path: str
@@ -120,5 +120,5 @@ class FileEdits:
         return "/".join(self.path.split("/")[:2])
 
     def holds_in(self, version: str) -> bool:
-        """Return whether the file is to be edited in upstream release `version`."""
+        """Return whether upstream release `version` needs these edits."""
         return covers(self.versions, version)

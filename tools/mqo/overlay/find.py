@@ -1,4 +1,4 @@
-"""Finds functions and patterns in LibCST trees; what is not there as it must is an error.
+"""Find functions and patterns in LibCST trees; an unexpected number of matches is an error.
 
 Patterns are compared by structure: layout, quotes and redundant parentheses do not count.
 """
@@ -24,40 +24,39 @@ _LAYOUT = {"lpar", "rpar", "comma", "semicolon", "leading_lines", "trailing_whit
 
 
 class CountOffError(Exception):
-    """A pattern or function occurs another number of times than it must.
+    """A pattern or function occurs an unexpected number of times.
 
-    `found` are the places where it does; `near` are, when it should occur more often, those that
-    look most like it.
+    `places` are its occurrences; `near` are the most similar places, if there are too few.
     """
 
     def __init__(
-        self, text: str, found: Sequence[Place] = (), near: Sequence[Place] | None = None
+        self, text: str, places: Sequence[Place] = (), near: Sequence[Place] | None = None
     ) -> None:
         super().__init__(text)
-        self.found, self.near = found, near
+        self.places, self.near = places, near
 
 
 def find_pattern(module: cst.Module, scope: Scope, pattern: str, count: int) -> list[cst.CSTNode]:
     """Return the nodes of `scope` that match; CountOffError unless there are `count` of them."""
     wanted = _parse_pattern(pattern)
-    found = [node for node in scope.nodes if _same(wanted, node)]
-    if len(found) != count:
+    matches = [node for node in scope.nodes if _same(wanted, node)]
+    if len(matches) != count:
         raise CountOffError(
-            f"`{pattern}` occurs {len(found)} times instead of {count}",
-            _places(module, found),
-            _look_alikes(module, scope, pattern, found) if len(found) < count else None,
+            f"`{pattern}` occurs {len(matches)} times instead of {count}",
+            _places(module, matches),
+            _look_alikes(module, scope, pattern, matches) if len(matches) < count else None,
         )
-    return found
+    return matches
 
 
 def _look_alikes(
-    module: cst.Module, scope: Scope, pattern: str, found: Sequence[cst.CSTNode]
+    module: cst.Module, scope: Scope, pattern: str, matches: Sequence[cst.CSTNode]
 ) -> list[Place]:
-    """Return what looks like a pattern: in the scope, else anywhere, for code moves to helpers."""
+    """Return code similar to a pattern in the scope, else anywhere, since code moves to helpers."""
     is_expression = isinstance(_parse_pattern(pattern), cst.BaseExpression)
     kind = cst.BaseExpression if is_expression else cst.BaseSmallStatement
     for searched in (scope, Scope(module)):
-        others = [n for n in searched.nodes if isinstance(n, kind) and n not in found]
+        others = [n for n in searched.nodes if isinstance(n, kind) and n not in matches]
         candidates = nearest(pattern, _places(module, others))
         if candidates:
             return candidates
@@ -68,15 +67,15 @@ def find_function(module: cst.Module, scope: str) -> list[cst.CSTNode]:
     """Return the function at the path `scope` ("Class.method"), after the nodes around it."""
     functions = [path for path in _paths([module]) if isinstance(path[-1], Function)]
     named = {".".join(d.name.value for d in path[1:]): path[-1] for path in functions}
-    found = [path for path in functions if ".".join(d.name.value for d in path[1:]) == scope]
-    if len(found) == 1:
-        return found[0]
+    matches = [path for path in functions if ".".join(d.name.value for d in path[1:]) == scope]
+    if len(matches) == 1:
+        return matches[0]
     near = nearest_names(scope, named, ".")  # of the same name elsewhere, then similar ones
-    places = zip(_places(module, [named[name] for name in near]), near, strict=True)
+    locations = zip(_places(module, [named[name] for name in near]), near, strict=True)
     raise CountOffError(
-        f"function `{scope}` is defined {len(found)} times instead of once",
-        _places(module, [path[-1] for path in found]),
-        None if found else [replace(place, code=name) for place, name in places],
+        f"function `{scope}` is defined {len(matches)} times instead of once",
+        _places(module, [path[-1] for path in matches]),
+        None if matches else [replace(location, code=name) for location, name in locations],
     )
 
 
@@ -88,7 +87,7 @@ def _paths(path: list[Any]) -> Iterator[list[Any]]:
 
 
 def _places(module: cst.Module, nodes: Sequence[cst.CSTNode]) -> list[Place]:
-    """Return line and code of nodes of the module."""
+    """Return the lines and the code of nodes of the module."""
     if not nodes:
         return []
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
@@ -97,13 +96,13 @@ def _places(module: cst.Module, nodes: Sequence[cst.CSTNode]) -> list[Place]:
 
 def _definitions(node: cst.CSTNode) -> list[cst.ClassDef | Function]:
     """Return classes and functions directly in `node`, those under `if` and `try` included."""
-    found: list[cst.ClassDef | Function] = []
+    definitions: list[cst.ClassDef | Function] = []
     for child in _children(node):
         if isinstance(child, DEFINITIONS):
-            found.append(child)
+            definitions.append(child)
         elif isinstance(child, cst.BaseStatement | cst.BaseSuite | cst.Else | cst.ExceptHandler):
-            found += _definitions(child)
-    return found
+            definitions += _definitions(child)
+    return definitions
 
 
 class Scope:
@@ -136,17 +135,17 @@ class Scope:
 
     def _blocks(self, node: cst.CSTNode) -> list[tuple[Block, cst.CSTNode]]:
         """Return the blocks around `node`, outermost first, each with its statement around it."""
-        found: list[tuple[Block, cst.CSTNode]] = []
+        blocks: list[tuple[Block, cst.CSTNode]] = []
         while node is not self.root:
             parent = self._parents[id(node)]
             if isinstance(parent, Block):
-                found.append((parent, node))
+                blocks.append((parent, node))
             node = parent
-        return found[::-1]
+        return blocks[::-1]
 
 
 def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """Yield child nodes in source order, layout apart (much faster than LibCST's `children`)."""
+    """Yield child nodes in source order, without layout (much faster than LibCST's `children`)."""
     for name in _meaning(type(node)):
         value = getattr(node, name)
         if isinstance(value, cst.CSTNode):
@@ -173,7 +172,7 @@ def _parse_pattern(text: str) -> cst.CSTNode:
 
 
 def _same(pattern: object, node: object) -> bool:
-    """Return structural equality, blind to layout; `...` as last call argument takes any rest."""
+    """Return whether structures, not layouts, are equal; a last argument `...` matches any rest."""
     if isinstance(pattern, cst.SimpleString) and isinstance(node, cst.SimpleString):
         return pattern.evaluated_value == node.evaluated_value
     if isinstance(pattern, cst.CSTNode):

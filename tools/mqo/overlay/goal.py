@@ -1,4 +1,4 @@
-"""What a tree should hold when exactly these entries are applied: computed, nothing written."""
+"""Compute what a tree should hold with exactly these entries applied; write nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mqo.overlay.tree import Tree, sha256
 
 @dataclass(frozen=True)
 class Goal:
-    """The changes that lead there, the manifest to record, and the contents it refers to.
+    """The changes to make, the manifest to record, and the contents it refers to.
 
     `not_placed` are files that are not added, because upstream has files of the same name.
     """
@@ -43,7 +43,7 @@ def goal(tree: Tree, series: Series) -> Goal:
     for path in old.files if old else ():
         if path in upstream.files:
             wanted.setdefault(path, tree.pristine(path))
-        elif not tree.collides(path):  # else it was ours, and has been committed since
+        elif not tree.collides(path):  # else it was an added file, and has been committed since
             wanted.setdefault(path, None)
     known = {path: file.mode for path, file in old.files.items()} if old else {}  # before patches
     modes = {p: known[p] if p in known else mode_of(tree.root / p) for p in wanted}
@@ -86,11 +86,11 @@ def is_current(tree: Tree, manifest: Manifest | None, series: Series) -> bool:
 
 
 def types_in(tree: Tree, manifest: Manifest) -> dict[str, str]:
-    """Return {site: type} as the tree's literals say now."""
-    found: dict[str, str] = {}
+    """Return {site: type}, read from the literals in the tree."""
+    types: dict[str, str] = {}
     for path in manifest.touched_by("quant_sites"):
-        found |= {t.site: t.value for t in literals.read_if_any(tree.read(path) or b"")}
-    return found
+        types |= {t.site: t.value for t in literals.read_if_any(tree.read(path) or b"")}
+    return types
 
 
 def with_types(content: bytes, types: Mapping[str, str]) -> bytes:
@@ -114,7 +114,7 @@ def _placed(
 
 
 def _digest(series: Series, entry: Entry, tree: Tree) -> str:
-    """Return the SHA-256 of the entry's definition, to compare with that of a patched tree."""
+    """Return the SHA-256 of an entry's definition, to compare with that of a patched tree."""
     if entry.kind != "add":
         return sha256(entry.source.read_bytes())
     digest = hashlib.sha256()

@@ -1,10 +1,10 @@
-"""The notes from which an interrupted command is completed or undone, checked when they are read.
+"""The notes to complete or undo an interrupted command, checked when they are read.
 
 journal.json    the files that a commit is to move or delete
 building.json   the folder outside of the tree that a command was making
 
-A tree may come from elsewhere with its notes, so notes are not trusted. They may only name files of
-the tree, and unfinished folders in the form of `start_building`.
+Notes are not trusted, because a tree may come from elsewhere with its notes. They may only name
+files of the tree, and unfinished folders as `start_building` names them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Journal:
 
 @dataclass(frozen=True)
 class Building:
-    """A folder that becomes `target` when it is whole, and the parents made for it, inner first."""
+    """A folder that becomes `target` when complete, and the parents made for it, inner first."""
 
     target: Path
     folder: Path
@@ -64,7 +64,7 @@ def start_building(target: Path) -> Building:
 
 
 def as_json(note: Journal | Building) -> bytes:
-    """Return the note as its file holds it."""
+    """Return the content of the file for a note."""
     return json.dumps({"schema": SCHEMA, **asdict(note)}, default=str).encode()
 
 
@@ -118,7 +118,7 @@ def read_building(path: Path) -> Building:
 
 
 def is_contained(base: Path, path: str) -> bool:
-    """Return whether `path` names something below the folder `base`, and not through a link.
+    """Return whether `path` is below the folder `base`, and not through a link.
 
     Raises:
         OSError: a name on the way is too long, or a folder may not be searched.
@@ -137,9 +137,9 @@ def _read(path: Path, build: Callable[[dict[str, Any]], NoteT]) -> NoteT:
         "originals; what that command had written then counts as changed by hand: `mqo diff` "
         "shows it, and `mqo restore --force` undoes it"
     )
-    found = records.read(path, build, schema=SCHEMA, help=help, follow_link=False)
-    assert found is not None, "the caller saw it"
-    return found
+    note = records.read(path, build, schema=SCHEMA, help=help, follow_link=False)
+    assert note is not None, "the caller saw it"
+    return note
 
 
 def _moves(rows: Sequence[dict[str, Any]]) -> tuple[Move, ...]:
@@ -150,7 +150,7 @@ def _moves(rows: Sequence[dict[str, Any]]) -> tuple[Move, ...]:
 
 
 def _text(value: object) -> str:
-    _require(isinstance(value, str), f"{value!r} is no text")
+    _require(isinstance(value, str), f"{value!r} is not text")
     return str(value)
 
 

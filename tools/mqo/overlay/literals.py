@@ -1,7 +1,7 @@
 """The quant type literals in the source, which define the quantization statically.
 
-A site is a line `custom_quant_type = '...'` and the next statement, which names the site. The types
-and the parser are those of `mqo.quant`.
+A site is a line `custom_quant_type = '...'` and the next statement, which names the site. Types and
+the parser come from `mqo.quant`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def read_if_any(content: bytes) -> list[Literal]:
 
 
 def write(content: bytes, types: Mapping[str, str]) -> bytes:
-    """Return `content` with the named sites' literals set; sites it does not hold are ignored."""
-    found = (literal for literal in read(content) if literal.site in types)
-    return splice(content, {literal: types[literal.site] for literal in found})
+    """Return `content` with the named sites' literals set; sites that it lacks are ignored."""
+    chosen = (literal for literal in read(content) if literal.site in types)
+    return splice(content, {literal: types[literal.site] for literal in chosen})
 
 
 def neutral(content: bytes) -> bytes:
@@ -52,6 +52,6 @@ def _all(content: bytes) -> list[Literal]:
     except (SyntaxError, ValueError) as error:
         raise OverlayError(
             f"A file with quant sites does not parse as Python ({error})",
-            expected="what the patches wrote there, but for the quant types",
+            expected="what the patches wrote, except for the quant types",
             help="`mqo diff` shows what was changed by hand",
         ) from error

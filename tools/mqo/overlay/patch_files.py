@@ -1,4 +1,4 @@
-"""Writes the series as patch files for `git apply`, one per entry, in the order of the series."""
+"""Write the series as patch files for `git apply`, one per entry, in the order of the series."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def export(
 ) -> tuple[Path, ...]:
     """Write NNNN-NAME.patch of each applied entry (of those in `names`, if any) to a new folder.
 
-    Applied in their order to upstream's files, they give the patched tree with every quant type at
+    Applied to upstream's files in this order, they give the patched tree with every quant type at
     'none'. The same tree gives the same bytes. OverlayError inside `repository` (this project's
-    checkout), since the hunks hold upstream's text, and when `target` exists.
+    checkout), because the hunks hold upstream's text, and if `target` exists.
     """
     if target.resolve().is_relative_to(repository.resolve()):
         raise OverlayError(
-            f"{target} lies in {repository}, this project's repository",
-            expected="a folder outside, since the hunks hold upstream's text",
+            f"{target} is in {repository}, this project's repository",
+            expected="a folder outside, because the hunks hold upstream's text",
         )
     series.check_names(names)
-    tree.patched()  # before the lock, which would make a folder if there is no tree
+    tree.patched()  # before the lock, which would make a folder even without a tree
     with tree.reading("diff --export"):
         manifest = tree.patched()
         texts = _texts(tree, manifest, series, names)
@@ -57,7 +57,7 @@ def _texts(
 
 
 def _header(entry: Entry | None, manifest: Manifest) -> bytes:
-    lines = ["An entry that the series holds no more."]
+    lines = ["An entry that the series no longer holds."]
     if entry:
         lines = [f"{entry.name} ({entry.kind})", *textwrap.wrap(entry.reason, 72)]
     lines += [f"For megatron-core {manifest.version}.", "---", ""]

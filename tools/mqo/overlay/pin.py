@@ -1,4 +1,4 @@
-"""Which Megatron this project overlays: UPSTREAM.toml as a record."""
+"""UPSTREAM.toml, which pins the Megatron that this project patches, as a record."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Helper:
-    """The release that lends its compiled dataset helper, where its C++ source is the same."""
+    """The release whose compiled dataset helper is used, if its C++ source is the same."""
 
     version: str
     pythons: tuple[str, ...]
@@ -31,9 +31,9 @@ class Helper:
 
 @dataclass(frozen=True)
 class Pin:
-    """UPSTREAM.toml: the version, the wheels that may bring it, and who lends the helper.
+    """UPSTREAM.toml: the version, its trusted wheels, and the release with the helper.
 
-    `verified_wheels` are of the other releases that `mqo verify` tries the series on.
+    `verified_wheels` are the wheels of the other releases that `mqo verify` tries.
     """
 
     version: str
@@ -45,24 +45,24 @@ class Pin:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Return {file name: SHA-256} of every wheel that is trusted."""
+        """Return {file name: SHA-256} of every trusted wheel."""
         return {**self.verified_wheels, **self.wheels}
 
     @property
     def releases(self) -> list[str]:
-        """Return the releases that a wheel is trusted of, oldest first."""
+        """Return the releases with a trusted wheel, oldest first."""
         return sorted({name.split("-")[1] for name in self.digests}, key=Version)
 
     @classmethod
     def load(cls, path: Path) -> Pin:
-        """Read UPSTREAM.toml; TableError when it is not as it must be."""
+        """Read UPSTREAM.toml; TableError if it does not fit the schema."""
         pin = read_table(path, cls, SCHEMA)
         _check(pin, path)
         return pin
 
 
 def _check(pin: Pin, path: Path) -> None:
-    """Refuse texts of another form: paths outside of upstream's packages above all."""
+    """Refuse texts of another form, above all paths outside of upstream's packages."""
     check_text(_VERSION, pin.version, path, "version", "0.19.2")
     check_text(_VERSION, pin.helper.version, path, "helper: version", "0.16.1")
     if not pin.packages or not pin.pythons:

@@ -1,4 +1,4 @@
-"""The series computed on a whole tree, in memory: what every file would become, entry by entry."""
+"""Compute in memory what the series makes of every file of a tree, entry by entry."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ def plan(
 
     `read` gives pristine bytes; `only` limits the work to some of the files. Returns only the
     files that change. An entry that this version does not need is skipped. Raises DriftError
-    where the series was never tried on this version, or an entry does not find its places.
+    if the series was never tried on this version, or an entry does not match the files.
     """
     if not series.supports(version):
         raise DriftError(
-            f"the patch series is for megatron-core {series.supported}, and the tree holds "
+            f"the patch series is for megatron-core {series.supported}, but the tree holds "
             f"{version}",
             expected="a version that the series was verified on",
             help="`mqo vendor` fetches the pinned version, and `mqo verify` shows what another "
-            "one needs",
+            "needs",
         )
     sources = sorted(p for p in paths if p.endswith(".py"))
     files = {path: FilePlan(read(path)) for path in sources if only is None or path in only}
@@ -68,22 +68,21 @@ def drift(
 ) -> dict[str, int | DriftError]:
     """Return {entry: how many files it changes, or why it does not apply}, whatever the version.
 
-    Unlike `plan`, it continues after an entry that does not apply, as if the series lacked that
-    entry.
+    Unlike `plan`, it skips an entry that does not apply, and continues.
     """
     sources = sorted(p for p in paths if p.endswith(".py"))
     files = {path: FilePlan(read(path)) for path in sources}
-    found: dict[str, int | DriftError] = {}
+    results: dict[str, int | DriftError] = {}
     for entry in series.entries:
         trial = dict(files)
         try:
             _plan_entry(series, entry, version, trial, sources)
         except DriftError as error:
-            found[entry.name] = error
+            results[entry.name] = error
         else:
             files = trial
-            found[entry.name] = sum(entry.name in dict(f.stages) for f in files.values())
-    return found
+            results[entry.name] = sum(entry.name in dict(f.stages) for f in files.values())
+    return results
 
 
 def _plan_entry(
@@ -109,14 +108,14 @@ def _plan_entry(
         raise DriftError(error.found, expected=known, help=error.help) from error
     except MqoError:
         raise
-    except (Exception, SystemExit) as error:  # what a patch says, or its rule does, is the user's
+    except (Exception, SystemExit) as error:  # the patch and its rule are the user's code
         raise entry.failure(f"fails ({type(error).__name__}: {error})") from error
 
 
 def _plan_sites(
     entry: Entry, version: str, files: dict[str, FilePlan], sources: Collection[str]
 ) -> None:
-    from mqo.overlay.rewrite import rewrite  # LibCST takes long to import, and readers plan nothing
+    from mqo.overlay.rewrite import rewrite  # LibCST is slow to import, and readers do not plan
 
     for edits in entry.load_edits():
         # Wheels before 0.17 hold megatron/core only: edits of megatron/training are not needed.

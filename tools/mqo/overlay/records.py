@@ -1,6 +1,6 @@
-"""What mqo writes down about a tree, as records that go to JSON and back.
+"""The records that mqo keeps of a tree, written as JSON.
 
-upstream.json   what upstream's files are: release, origin, the SHA-256 of each
+upstream.json   upstream's files: release, origin, and the SHA-256 of each
 manifest.json   what `apply` did: entries, and for each file its pristine and patched contents
 """
 
@@ -18,13 +18,13 @@ from mqo.untrusted import NoFileError, read_bytes
 
 SCHEMA = 2
 UPSTREAM, MANIFEST, LITERALS = "upstream.json", "manifest.json", "literals.json"
-AFRESH = "Run `mqo vendor --force`, which fetches the tree afresh"
+AGAIN = "Run `mqo vendor --force`, which fetches the tree again"
 RecordT = TypeVar("RecordT")
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """What is upstream's in a tree: release, where it came from, and {path: SHA-256}.
+    """Upstream's part of a tree: release, origin, and {path: SHA-256}.
 
     `python` is the version ("3.11") that the compiled parts are for; "" for a git work tree.
     """
@@ -36,13 +36,13 @@ class Upstream:
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256 over all files: what HEAD says of a git work tree may change."""
+        """Return the SHA-256 over all files, because HEAD of a git work tree may change."""
         return hashlib.sha256(json.dumps(sorted(self.files.items())).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class PatchedFile:
-    """A file's pristine content and, entry by entry, what it became: all as SHA-256 of objects.
+    """A file's pristine content, and its content after each entry, as SHA-256 of objects.
 
     `pristine` is None for an added file, which upstream does not have. `mode` holds the permission
     bits it had when it was patched.
@@ -60,7 +60,7 @@ class PatchedFile:
 
 @dataclass(frozen=True)
 class AppliedEntry:
-    """An entry as it was when it was applied; `digest` is of the entry and of upstream."""
+    """An entry when it was applied; `digest` is of the entry and of upstream."""
 
     name: str
     kind: str
@@ -77,7 +77,7 @@ class Manifest:
 
     @classmethod
     def from_table(cls, table: dict[str, Any]) -> Manifest:
-        """Read what `asdict` made, by way of JSON; OverlayError for a tree of version 0.1."""
+        """Read what `asdict` wrote to JSON; OverlayError for a tree of version 0.1."""
         files = {
             path: PatchedFile(
                 row["pristine"],
@@ -91,7 +91,7 @@ class Manifest:
             raise OverlayError(
                 "Version 0.1 patched this tree: manifest.json has an entry of kind 'sweep'",
                 expected="a tree that version 0.2 or later patched",
-                help=f"`mqo restore` of version 0.1 (commit 0340fb9) undoes that. Or: {AFRESH}",
+                help=f"`mqo restore` of version 0.1 (commit 0340fb9) undoes that. Or: {AGAIN}",
             )
         return cls(table["version"], entries, files)
 
@@ -103,8 +103,8 @@ class Manifest:
     @property
     def objects(self) -> set[str]:
         """Return the SHA-256 of every content that the files' rows refer to."""
-        found = {digest for file in self.files.values() for _, digest in file.stages}
-        return found | {file.pristine for file in self.files.values() if file.pristine}
+        digests = {digest for file in self.files.values() for _, digest in file.stages}
+        return digests | {file.pristine for file in self.files.values() if file.pristine}
 
     def touched_by(self, entry: str) -> list[str]:
         """Return the files that `entry` changed, sorted."""
@@ -115,7 +115,7 @@ class Manifest:
 class Modified:
     """A file whose quant types were set: original and written SHA-256, and {site: value} in both.
 
-    It is recorded as long as it differs from its bytes of before the first modification.
+    It is recorded while it differs from its bytes before the first modification.
     """
 
     original: str
@@ -129,19 +129,19 @@ def read_modified(path: Path) -> dict[str, Modified]:
     rows = read(
         path,
         lambda table: {name: Modified(**row) for name, row in table["files"].items()},
-        help=f"Delete {path}, which takes the files as they are now for the originals",
+        help=f"Delete {path}, to take the current files as the originals",
     )
     return rows or {}
 
 
 def modified_as_json(files: Mapping[str, Modified]) -> bytes | None:
-    """Return the record as a file holds it; None, which deletes it, when nothing is modified."""
+    """Return the file content of the record; None, which deletes it, if nothing is modified."""
     rows = {path: asdict(row) for path, row in sorted(files.items())}
     return json.dumps({"schema": SCHEMA, "files": rows}, indent=1).encode() if rows else None
 
 
 def as_json(record: Upstream | Manifest) -> bytes:
-    """Return the record as a file holds it."""
+    """Return the file content of the record."""
     return json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1).encode()
 
 
@@ -150,16 +150,16 @@ def read(
     build: Callable[[dict[str, Any]], RecordT],
     *,
     schema: int = SCHEMA,
-    help: str = AFRESH,
+    help: str = AGAIN,
     follow_link: bool = True,
 ) -> RecordT | None:
-    """Read the record in a file; None without the file, OverlayError when it is damaged."""
+    """Read the record in a file; None without the file, OverlayError if it is damaged."""
     try:
         if path.exists() and not (path.is_file() and (follow_link or not path.is_symlink())):
-            raise ValueError("it is no plain file")
+            raise ValueError("it is not a plain file")
         table = json.loads(read_bytes(path))  # paths in it need not be UTF-8
-        found = table.pop("schema")
-        if found == schema:
+        version = table.pop("schema")
+        if version == schema:
             return build(table)
     except NoFileError:
         return None
@@ -168,7 +168,7 @@ def read(
             f"{path} is damaged ({error})", expected="the record that mqo wrote there", help=help
         ) from error
     raise OverlayError(
-        f"{path} has schema {found}, written by another version of mqo",
+        f"{path} has schema {version}, written by another version of mqo",
         expected=f"schema {schema}",
-        help=f"Use that version. Or: {help}",
+        help=f"Use that version, or: {help}",
     )

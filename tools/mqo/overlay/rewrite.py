@@ -1,4 +1,4 @@
-"""Gives site edits their meaning: LibCST in, LibCST out, every byte outside an edit preserved."""
+"""Apply site edits to a file with LibCST, preserving every byte outside of an edit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import libcst as cst
 import libcst.matchers as m
 
 from mqo.errors import DriftError
-from mqo.overlay.drift import describe, in_upstream
+from mqo.overlay.drift import in_upstream, locations_text
 from mqo.overlay.edits import (
     AddImport,
     AddParameters,
@@ -40,9 +40,9 @@ _FUTURE = m.SimpleStatementLine([m.ImportFrom(module=m.Name("__future__"))])
 def rewrite(
     source: bytes, file: FileEdits, version: str, entry: str, *, pristine: bytes | None = None
 ) -> bytes:
-    """Return `source` with the file's edits made; raises DriftError where a pattern's count is off.
+    """Return `source` after the file's edits; raises DriftError if a pattern's count is off.
 
-    `pristine` is what earlier entries made `source` of, if they did: the error gives its lines.
+    `pristine` is upstream's content, if earlier entries changed it: errors give its lines.
     """
     try:
         module = cst.parse_module(source)
@@ -59,16 +59,16 @@ def rewrite(
             changes.find(edit)
         except CountOffError as off:
             origin = source if pristine is None else pristine
-            found = in_upstream(off.found, origin, source)
+            places = in_upstream(off.places, origin, source)
             near = None if off.near is None else in_upstream(off.near, origin, source)
             raise DriftError(
                 f"{file.path}, in {edit.scope or 'the module'}: {off}"
-                + describe(file.path, found, near),
-                expected=f"the structure that patch '{entry}' knows from megatron-core {version}",
+                + locations_text(file.path, places, near),
+                expected=f"the structure that patch '{entry}' expects of megatron-core {version}",
                 help="`mqo status` shows which version the tree holds; "
-                "a new upstream version needs the patch to be revised in patches/",
+                "for a new upstream version, revise the patch in patches/",
             ) from None
-    return changes.made().bytes
+    return changes.module_with_changes().bytes
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _Insertion:
 
 
 class _Changes:
-    """What the edits change in one module: all found in it as it was parsed, then made at once."""
+    """The changes to one module: all are found in the parsed module, then made at once."""
 
     def __init__(self, module: cst.Module, version: str) -> None:
         self.module, self.version = module, version
@@ -95,7 +95,7 @@ class _Changes:
         """Note what `edit` changes, and where."""
         match edit:
             case AddImport():
-                self._insert(self.module, _behind_imports(self.module), edit.code)
+                self._insert(self.module, _after_imports(self.module), edit.code)
             case PrependBody(scope=""):
                 self._insert(self.module, _before_imports(self.module), edit.code)
             case PrependBody():
@@ -110,7 +110,7 @@ class _Changes:
             case InsertBefore():
                 hits = self._hits(edit.scope, edit.anchors)
                 block, at = self._scope(edit.scope).enclosing(hits)
-                # The new code takes over the comments above its GEMM, to stand next to it.
+                # The new code takes over the comments above its GEMM, so that it is next to it.
                 self._insert(block, at, edit.code, take_comments=True)
             case WrapOperands():
                 for hit in self._hits(edit.scope, edit.anchors):
@@ -120,8 +120,8 @@ class _Changes:
                 for hit in self._hits(edit.scope, (edit.anchor,)):
                     self._replace(hit, edit.code)
 
-    def made(self) -> cst.Module:
-        """Return the module with everything that was noted."""
+    def module_with_changes(self) -> cst.Module:
+        """Return the module with all noted changes."""
         maker = _Maker(self)
         module = self.module.visit(maker)
         noted = len(self.replaced) + len(self.inserted) + len(self.parameters)
@@ -142,9 +142,9 @@ class _Changes:
         names = {p.name.value for p in (*here.posonly_params, *here.params, *here.kwonly_params)}
         known = sorted(names & {parameter.name.value for parameter in added.params})
         if known:
-            raise CountOffError(f"function `{edit.scope}` has a parameter `{known[0]}` of its own")
+            raise CountOffError(f"function `{edit.scope}` already has a parameter `{known[0]}`")
         if not here.params:
-            raise CountOffError(f"function `{edit.scope}` has no parameter to stand behind")
+            raise CountOffError(f"function `{edit.scope}` has no positional parameter")
         self.parameters[id(here)] = added.params
 
     def _replace(self, old: cst.CSTNode, code: str) -> None:
@@ -170,7 +170,7 @@ class _Changes:
 
 
 class _Maker(cst.CSTTransformer):
-    """Replaces expressions and inserts statements into blocks, both found by identity.
+    """Replaces expressions and inserts statements into blocks, both identified by node.
 
     Classes and functions that are not in the `definitions` of `changes` are not visited.
     """
@@ -190,13 +190,13 @@ class _Maker(cst.CSTTransformer):
         if key in changes.inserted:
             return updated_node.with_changes(body=_body(updated_node, changes.inserted[key]))
         if key in changes.parameters:
-            params = _behind_last(updated_node.params, changes.parameters[key])
+            params = _after_last(updated_node.params, changes.parameters[key])
             return updated_node.with_changes(params=params)
         return updated_node
 
 
 def _body(block: Block | cst.Module, insertions: Sequence[_Insertion]) -> list[Any]:
-    """Return the statements of `block` with the insertions, those of one place in order."""
+    """Return the statements of `block` with the insertions, in order at each position."""
     body: list[Any] = []
     statements: list[Any] = [*block.body, None]
     for i, old in enumerate(statements):
@@ -211,8 +211,8 @@ def _body(block: Block | cst.Module, insertions: Sequence[_Insertion]) -> list[A
     return body
 
 
-def _behind_last(params: Sequence[cst.Param], added: Sequence[cst.Param]) -> list[cst.Param]:
-    """Return `params` and then `added`, set as `params` are: all on a line, or a line each."""
+def _after_last(params: Sequence[cst.Param], added: Sequence[cst.Param]) -> list[cst.Param]:
+    """Return `params` and then `added` in the same layout: on one line, or one per line."""
     *_, before, last = (None, *params)
     comma = before.comma if before else cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
     *others, final = (last, *added)
@@ -222,13 +222,13 @@ def _behind_last(params: Sequence[cst.Param], added: Sequence[cst.Param]) -> lis
 
 def _operand(hit: cst.CSTNode, name: str) -> cst.Name:
     """Return the only occurrence of `name` in a match."""
-    found = [node for node in Scope(hit).nodes if isinstance(node, cst.Name) and node.value == name]
-    if len(found) != 1:
-        raise CountOffError(f"operand `{name}` occurs {len(found)} times in a match")
-    return found[0]
+    names = [node for node in Scope(hit).nodes if isinstance(node, cst.Name) and node.value == name]
+    if len(names) != 1:
+        raise CountOffError(f"operand `{name}` occurs {len(names)} times in a match")
+    return names[0]
 
 
-def _behind_imports(module: cst.Module) -> int:
+def _after_imports(module: cst.Module) -> int:
     """Return the index after the first run of imports, or else after the docstring."""
     has_docstring = module.get_docstring() is not None
     at = next((i for i, s in enumerate(module.body) if _is_import(s)), int(has_docstring))

@@ -1,7 +1,7 @@
 """The copy of mqo's runtime in a tree: what patched Megatron imports, in one folder.
 
-A run keeps the code that it ran, and a tree on a machine without mqo runs, too. The patch
-runtime_path and preflight.py put the folder ahead of an installed mqo.
+So a run keeps the code that it ran, and a tree also runs on a machine without mqo. The patch
+runtime_path and preflight.py put the folder before an installed mqo.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 
 FOLDER = ".mqo_runtime"
-ENTRY = "runtime"  # of the series: what the copy consists of
+ENTRY = "runtime"  # the entry of the series that lists the copy's files
 PACKAGE = Path(__file__).resolve().parents[2]  # the folder that holds the running mqo
 
 

@@ -1,8 +1,8 @@
-"""Tables that users edit: TOML files, read into frozen dataclasses, every value checked.
+"""Read TOML files that users edit into frozen dataclasses, and check every value.
 
 A field's annotation is its schema: int, str, Literal, tuple[X, ...], Mapping[str, X], or another
-dataclass; a field without a default must be there, and a key without a field must not. pydantic,
-which would do the same, takes 0.1 s to import, and every `mqo status` reads such a table.
+dataclass; a field without a default is required, and a key without a field is refused. pydantic
+would do the same, but takes 0.1 s to import, and every `mqo status` reads such a table.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def read_table(path: Path, kind: type[RowT], schema: int) -> RowT:
     except NoFileError as error:
         raise refusal(path, error.clause) from error
     except UntrustedFileError as error:
-        raise refusal(path, f"is no TOML ({error.clause})") from error
-    found = table.pop("schema", None)
-    if type(found) is not int or found != schema:
-        has = "no schema" if found is None else f"schema {reprlib.repr(found)}"
+        raise refusal(path, f"is not TOML ({error.clause})") from error
+    version = table.pop("schema", None)
+    if type(version) is not int or version != schema:
+        has = "no schema" if version is None else f"schema {reprlib.repr(version)}"
         raise refusal(path, f"has {has}", expected=f"schema {schema}, which this mqo reads")
     return build(kind, table, path)
 
@@ -54,7 +54,7 @@ def build(kind: type[RowT], table: object, path: Path, where: str = "", **given:
         kind: the dataclass.
         table: the content of the file.
         path: the file, for the error.
-        where: the place in it, for the error: "entry 'x'".
+        where: the position in the file, for the error: "entry 'x'".
         given: fields that the file does not have.
 
     Raises:
@@ -74,13 +74,13 @@ def build(kind: type[RowT], table: object, path: Path, where: str = "", **given:
     return kind(**values, **given)
 
 
-def refusal(path: Path, found: str, expected: str = "") -> TableError:
-    """Return the error for a table: `found` says where in the file, and what."""
-    joint = " " if found.startswith(("cannot", "is ", "has ")) else ": "
+def refusal(path: Path, fault: str, expected: str = "") -> TableError:
+    """Return the error for a table: `fault` tells where in the file, and what is wrong."""
+    joint = " " if fault.startswith(("cannot", "is ", "has ")) else ": "
     return TableError(
-        f"{path}{joint}{' '.join(found.split())}",
-        expected=expected or "a table as docs/overlay.md describes it",
-        help="Correct the file; `git diff` shows what was changed in it. Nothing was changed",
+        f"{path}{joint}{' '.join(fault.split())}",
+        expected=expected or "a table as in docs/overlay.md",
+        help="Correct the file; `git diff` shows the changes to it. Nothing was written",
     )
 
 
@@ -93,7 +93,7 @@ def check_specifier(text: str, path: Path, where: str) -> None:
 
 
 def check_text(pattern: re.Pattern[str], text: str, path: Path, where: str, example: str) -> None:
-    """Refuse a text that does not match as a whole."""
+    """Refuse a text that does not match completely."""
     if not pattern.fullmatch(text):
         raise refusal(path, f"{where} = {reprlib.repr(text)}", f"such as '{example}'")
 

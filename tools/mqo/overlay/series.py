@@ -1,4 +1,4 @@
-"""The patch series: series.toml as records, each entry's rule loaded when it is needed."""
+"""The patch series: series.toml as records, with each entry's rule loaded on demand."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Kind = Literal["site", "codemod", "add"]
 
 @dataclass(frozen=True)
 class Entry:
-    """One patch of the series: its name, its kind, why, and which upstream releases need it."""
+    """One patch of the series: its name, kind and reason, and the releases that need it."""
 
     name: str
     kind: Kind
@@ -47,36 +47,36 @@ class Entry:
         return covers(self.upstream, version)
 
     def load_edits(self) -> tuple[FileEdits, ...]:
-        """Return the edits of a site entry; TableError when its source does not give them."""
+        """Return the edits of a site entry; TableError if its source does not define them."""
         files = getattr(self._module(), "FILES", None)
         if not isinstance(files, tuple) or not all(isinstance(file, FileEdits) for file in files):
             raise self.failure("has no FILES", "FILES, a tuple of FileEdits")
         for file in files:
-            if file.package not in PACKAGES:  # which would be skipped, as not brought
+            if file.package not in PACKAGES:  # it would be skipped, because no tree has it
                 raise self.failure(f"edits {file.path}", f"a file of {' or '.join(PACKAGES)}")
             if odd := [edit for edit in file.edits if not isinstance(edit, Edit)]:
-                raise self.failure(f"has {odd[0]!r:.80} among its edits", "edits alone")
+                raise self.failure(f"has {odd[0]!r:.80} among its edits", "only edits")
         return files
 
     def load_codemod(self) -> Codemod:
-        """Return the rule of a codemod entry; TableError when its source does not give one."""
+        """Return the rule of a codemod entry; TableError if its source does not define one."""
         module = self._module()
         codemod = getattr(module, "CODEMOD", getattr(module, "SWEEP", None))
         if isinstance(codemod, Codemod):
             return codemod
         raise self.failure("has no CODEMOD", "CODEMOD, a Codemod")
 
-    def failure(self, found: str, expected: str = "a patch that runs") -> TableError:
+    def failure(self, fault: str, expected: str = "a patch that runs") -> TableError:
         """Return the error for the entry's source."""
-        text = " ".join(found.split())
+        text = " ".join(fault.split())
         return TableError(
             f"{self.source} {text}",
             expected=expected,
-            help="Correct the patch; `git diff` shows what was changed in it. Nothing was changed",
+            help="Correct the patch; `git diff` shows the changes to it. Nothing was written",
         )
 
     def _module(self) -> ModuleType:
-        """Run the current source, without bytecode, which may be older than it."""
+        """Run the current source, without bytecode, which may be outdated."""
         module = ModuleType(f"mqo_patch_{self.name}")
         try:
             code = compile(self.source.read_bytes(), str(self.source), "exec")
@@ -99,8 +99,8 @@ class Series:
     """All entries, in the order of application.
 
     `ours` is the tree that uses the installed mqo, and holds the other files of "add" entries:
-    nothing is placed in it, in any other tree all of them are. Without it they are taken for
-    placed. `supported` is the range of upstream releases that the series was verified on, "" for
+    nothing is added to it, but all of them are added to any other tree. Without `ours` they count
+    as added. `supported` is the range of upstream releases that the series was verified on, "" for
     any: it distinguishes a release that does not need an entry from one that was not tried.
     """
 
@@ -110,7 +110,7 @@ class Series:
 
     @classmethod
     def load(cls, folder: Path, ours: Path | None = None) -> Series:
-        """Read `folder`/series.toml; TableError when it, or a file that it names, is not right."""
+        """Read `folder`/series.toml; TableError if it, or a file that it names, is invalid."""
         path = folder / "series.toml"
         table = read_table(path, SeriesTable, SCHEMA)
         check_specifier(table.supported, path, "supported")
@@ -124,7 +124,7 @@ class Series:
         return cls(tuple(entries), table.supported, ours)
 
     @classmethod
-    def of(cls, project: Project) -> Series:
+    def of_project(cls, project: Project) -> Series:
         """Return the project's series, for its own tree and for others."""
         return cls.load(project.patches, ours=project.ours)
 
@@ -153,13 +153,13 @@ class Series:
         return replace(self, entries=tuple(e for e in self.entries if e.name in names))
 
     def without(self, *names: str) -> Series:
-        """Return the series less the named entries, and less those that require one of them."""
+        """Return the series without the named entries and those that require one of them."""
         dropped = {self[name].name for name in names}
         dropped |= {e.name for e in self.entries if dropped & self.with_required([e.name])}
         return self.only(set(self.names) - dropped)
 
     def with_required(self, names: Collection[str]) -> set[str]:
-        """Return the named entries, and all that they require."""
+        """Return the names of these entries and of all that they require."""
         wanted: set[str] = set()
         todo = list(names)
         while todo:
@@ -177,23 +177,23 @@ class Series:
 
 def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
     """Return {path in a tree: content} of an "add" entry's files: mqo's, else those at `root`."""
-    found = {}
+    files = {}
     for name in entry.files:
         start = runtime.origin(name) or root / name
         for path in (start, *sorted(start.rglob("*"))):
             if path.is_file() and "__pycache__" not in path.parts:
-                found[(PurePosixPath(name) / path.relative_to(start)).as_posix()] = (
+                files[(PurePosixPath(name) / path.relative_to(start)).as_posix()] = (
                     path.read_bytes()
                 )
-    return found
+    return files
 
 
 def _check_entry(entry: Entry, path: Path, where: str, above: Collection[str]) -> None:
-    """Refuse a bad or repeated name, a bad range, and requiring what is not applied before."""
+    """Refuse a bad or repeated name, a bad range, and a required entry that comes later."""
     check_text(NAME, entry.name, path, f"{where}: name", "quant_sites")
     check_specifier(entry.upstream, path, f"{where}: upstream")
     if entry.name in above:
-        raise refusal(path, f"{where}: there are two of that name", "one entry of a name")
+        raise refusal(path, f"{where}: two entries have that name", "unique names")
     if not entry.reason.strip():
         raise refusal(path, f"{where}: an empty reason", "why upstream needs it")
     for name in entry.requires:
@@ -203,16 +203,16 @@ def _check_entry(entry: Entry, path: Path, where: str, above: Collection[str]) -
 
 
 def _check_files(entry: Entry, path: Path, where: str, ours: Path | None) -> None:
-    """Refuse an entry whose source, or whose files in `ours`, are not there."""
+    """Refuse an entry whose source, or whose files in `ours`, do not exist."""
     if (entry.kind == "add") != bool(entry.files):
-        raise refusal(path, f"{where}: files = {list(entry.files)}", "files for kind 'add' alone")
+        raise refusal(path, f"{where}: files = {list(entry.files)}", "files only for kind 'add'")
     if entry.kind != "add" and not entry.source.is_file():
-        raise refusal(path, f"{where}: there is no file {entry.source}", "the entry's patch")
+        raise refusal(path, f"{where}: {entry.source} does not exist", "the entry's patch")
     for name in entry.files:
         inside = PurePosixPath(name)
         is_ours = inside.parts[:1] in (("megatron",), (FOLDER,)) and ".." not in inside.parts
         if not is_ours or any(PurePosixPath(p).is_relative_to(inside) for p in PACKAGES):
-            raise refusal(path, f"{where}: files names {name!r}", "such as 'megatron/extra.py'")
+            raise refusal(path, f"{where}: files has {name!r}", "such as 'megatron/extra.py'")
         start = runtime.origin(name) or (ours / name if ours else None)
         if start and not os.path.exists(start):  # noqa: PTH110 - false for any text
-            raise refusal(path, f"{where}: there is no {name!r} in {ours}", "a file or folder")
+            raise refusal(path, f"{where}: {name!r} does not exist in {ours}", "a file or folder")

@@ -1,7 +1,7 @@
-"""A run's own copy of the tree, with the run's quant types written into the sites.
+"""Make a run's own copy of the tree, with the run's quant types written into the sites.
 
-A copy, never a hard link: an editor that saves in place would write through one. Read-only, so that
-the source a run keeps is the source it ran.
+Files are never hard links, because an editor that saves in place would write through them. They are
+read-only, so that the source a run keeps is the source it ran.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ_ONLY = ~0o222
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The copy, the types in its source, and the types the shared tree had."""
+    """The copy, the types in its source, and the types in the shared tree."""
 
     tree: Tree
     types: Mapping[str, str]
@@ -45,12 +45,12 @@ def snapshot(
     """Copy the patched tree to `target`, which must not exist, and set its literals to `types`.
 
     Sites that `types` does not name get 'none'; with `types` None the tree's literals stay as they
-    are. `without` names entries to leave out of `series`, which must then be given; those that
-    require one of them go, too.
+    are. `without` names entries to leave out of `series`, which must then be given; entries that
+    require one of them are left out, too.
     """
     if target.resolve().is_relative_to(tree.root.resolve()):
-        raise OverlayError(f"{target} lies in the tree itself", expected="a folder outside")
-    tree.patched()  # before the lock, which would make a folder if there is no tree
+        raise OverlayError(f"{target} is in the tree itself", expected="a folder outside of it")
+    tree.patched()  # before the lock, which would make a folder even without a tree
     with tree.reading("snapshot"):
         manifest = tree.patched()
         _refuse_unfinished(tree, manifest)
@@ -73,41 +73,42 @@ def snapshot(
 
 
 def _add_runtime(folder: Path, manifest: Manifest) -> None:
-    """Add the runtime of the running mqo to a copy of the project's own tree, which has none."""
+    """Add the runtime of the running mqo to a copy of the project tree, which lacks it."""
     if runtime.ENTRY in manifest.names and not (folder / runtime.FOLDER).exists():
-        for path, content in added_files(Series.of(Project.here())[runtime.ENTRY], folder).items():
+        entry = Series.of_project(Project.here())[runtime.ENTRY]
+        for path, content in added_files(entry, folder).items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             _write(folder / path, content)
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    """Return what no copy needs, and links that lead nowhere, which some checkouts hold."""
+    """Return what no copy needs, and dangling links, which some checkouts hold."""
     return IGNORED(folder, names) | {name for name in names if not Path(folder, name).exists()}
 
 
 def _write_types(folder: Path, sites: list[str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Set the copy's literals; what they then say."""
-    said: dict[str, str] = {}
+    """Set the copy's literals, and return their new types."""
+    types: dict[str, str] = {}
     for path in sites:
         content = with_types((folder / path).read_bytes(), wanted)
         _write(folder / path, content)
-        said |= {literal.site: literal.value for literal in literals.read(content)}
-    return said
+        types |= {literal.site: literal.value for literal in literals.read(content)}
+    return types
 
 
 def _check_written(target: Path, types: Mapping[str, str], written: Mapping[str, str]) -> None:
-    """Refuse a type that the copy's source does not say."""
+    """Refuse a type that the copy's source does not have."""
     for site, quant_type in types.items():
         if written.get(site, literals.NONE) != quant_type:
             raise OverlayError(
-                f"{target} says {site} = {written.get(site, 'nothing')}",
-                expected=f"{quant_type}, as asked for",
-                help="A snapshot without the patch quant_sites can take no quant type",
+                f"{target} has {site} = {written.get(site, 'nothing')}",
+                expected=f"{quant_type}, as requested",
+                help="Include the patch quant_sites, which a quant type needs",
             )
 
 
 def _undo(tree: Tree, copy: Tree, manifest: Manifest, rest: Series) -> None:
-    """Compute the files that the entries left out touched again, from the rest of the series."""
+    """Recompute the files that the left-out entries changed, from the rest of the series."""
     gone = set(manifest.names) - set(rest.names)
     touched = {path for name in gone for path in manifest.touched_by(name)}
     upstream = tree.upstream().files
@@ -124,22 +125,22 @@ def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
     for path, file in sorted(manifest.files.items()):
         if tree.state_of(path, file) == "pristine":
             raise OverlayError(
-                f"{path} holds upstream's bytes again: something undid its patches",
+                f"{path} holds upstream's bytes: something undid its patches",
                 expected="a tree with every recorded patch in place",
                 help="Run `mqo apply`, which puts them back",
             )
     for path in manifest.touched_by("quant_sites"):
-        literals.read(tree.read(path) or b"")  # a run must have known types
+        literals.read(tree.read(path) or b"")  # a run needs known types
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy content and permission bits, but for those that let it be written."""
+    """Copy content and permission bits, without write permission."""
     shutil.copyfile(source, target)
     Path(target).chmod(Path(source).stat().st_mode & READ_ONLY)
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Give a file of the copy another content; it stays as read-only as it was."""
+    """Replace the content of a file of the copy, and leave it read-only."""
     mode = path.stat().st_mode if path.exists() else 0o644
     path.unlink(missing_ok=True)
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""What state a tree is in: read-only, fast, without LibCST."""
+"""Read the state of a tree, fast and without LibCST."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EntryState = Literal["applied", "not applied", "outdated", "incomplete", "droppe
 
 @dataclass(frozen=True)
 class EntryStatus:
-    """One entry of the series on this tree; "dropped" is one that only the tree still has."""
+    """One entry of the series on this tree; "dropped" means that only the tree still has it."""
 
     name: str
     kind: str
@@ -29,8 +29,8 @@ class EntryStatus:
 class Status:
     """A tree's version, its entries, files changed by hand, and the quant types in its source.
 
-    `unsupported` is the range of releases that the series was verified on, where the tree's is none
-    of them, and else "".
+    `unsupported` is the range of releases that the series was verified on if the tree's release is
+    outside of it, else "".
     """
 
     version: str
@@ -42,7 +42,7 @@ class Status:
 
     @property
     def clean(self) -> bool:
-        """Return whether all is applied as it is now, on a supported release, without edits."""
+        """Return whether all current entries are applied, on a supported release, without edits."""
         sound = not self.edited and not self.unsupported
         return sound and all(entry.state == "applied" for entry in self.entries)
 

@@ -1,20 +1,21 @@
-"""Changes to a tree, all or none: a journal first, then the files, then the records.
+"""Change all files of a tree or none: write a journal first, then the files, then the records.
 
-A commit goes through these steps; a process killed between or inside any two leaves a tree that
-`recover` brings to one of the two ends:
+A commit goes through these steps. If the process is killed between or inside any of them, `recover`
+brings the tree to one of the two ends:
 
   stage    every new content is written below .mqo/incoming and synced: the tree is untouched
-  journal  .mqo/journal.json appears, by a rename: from here on the change will be made
+  journal  .mqo/journal.json appears, by a rename: from here on the change is certain
   files    each staged file is renamed to its place, or a file is deleted
-  records  the same for what .mqo itself keeps: upstream.json, manifest.json, objects/, kept/
-  tidy     .mqo/incoming goes
-  done     the journal goes
+  records  the same for the content of .mqo: upstream.json, manifest.json, objects/, kept/
+  tidy     .mqo/incoming is removed
+  done     the journal is removed
 
-Before the journal a killed commit is rolled back (nothing happened); behind it, rolled forward.
-Staged files lie in .mqo, so nothing stray is ever left beside a source file.
+A commit killed before the journal is rolled back (nothing happened); after it, rolled forward.
+Staged files are in .mqo, so nothing stray is ever left next to a source file.
 
 `building` does the same for a new folder outside of the tree: a note in .mqo/incoming names the
-unfinished one, which `recover` removes. `journal` has the notes. Standard library only.
+unfinished one, which `recover` removes. `journal` reads and writes the notes. Standard library
+only.
 """
 
 from __future__ import annotations
@@ -51,23 +52,23 @@ class Change:
 
 @dataclass(frozen=True)
 class Recovered:
-    """What `recover` did about a command that was cut off: finished it, or undid its preparation.
+    """What `recover` did with an interrupted command: it finished it, or undid its preparation.
 
-    `what` is what was finished: "3 files", or a folder. An empty `command` had either noted down
-    nothing yet, or was done and clearing up.
+    `result` is what was finished: "3 files", or a folder. `command` is empty if the command was
+    killed before it wrote its name, or while it cleaned up at its end.
     """
 
     finished: bool
     command: str
-    what: str = ""
+    result: str = ""
 
     def __str__(self) -> str:
         who = f"'{self.command}'" if self.command else "a command"
         if self.finished:
-            return f"{who} had been killed half-way; finished it first ({self.what})"
+            return f"{who} was killed half-way; finished it first ({self.result})"
         if not self.command:
-            return "a command had been killed; cleared away what it left"
-        return f"{who} had been killed before it changed anything; cleared away what it prepared"
+            return "a command was killed; removed what it left"
+        return f"{who} was killed before it changed anything; removed what it prepared"
 
 
 def check(root: Path, changes: Sequence[Change], records: Mapping[str, bytes | None]) -> None:
@@ -85,11 +86,11 @@ def commit(
     """Make all `changes` below `root`, and set (or, with None, delete) `records` in its .mqo.
 
     `command` is named when the change is recovered. The caller holds the tree's lock. DiskFullError
-    or OverlayError, and no change, if the disk is full or a file must not be written.
+    or OverlayError, without any change, if the disk is full or a file must not be written.
     """
     store = root / STORE
     expected = "a writable tree with room for a second copy of the changed files"
-    with typed_errors(root, expected, "Nothing was changed; correct that, then repeat the command"):
+    with typed_errors(root, expected, "Correct that, then repeat the command; nothing was changed"):
         try:
             check(root, changes, records)
             journal = _stage(root, changes, records, command)
@@ -104,33 +105,33 @@ def commit(
 
 
 @contextmanager
-def typed_errors(place: Path, expected: str, help: str) -> Iterator[None]:
-    """Raise DiskFullError or OverlayError for an error of the system in writing at `place`."""
+def typed_errors(target: Path, expected: str, help: str) -> Iterator[None]:
+    """Raise DiskFullError or OverlayError for a system error in writing at `target`."""
     try:
-        with full_disk_of(place):
+        with full_disk_of(target):
             yield
     except OSError as error:
         raise OverlayError(
-            f"{place} could not be written ({_reason(error)})", expected=expected, help=help
+            f"{target} could not be written ({_reason(error)})", expected=expected, help=help
         ) from error
 
 
 @contextmanager
 def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
-    """Yield a folder to fill, which becomes `target` when all went well and is removed when not.
+    """Yield a folder to fill, which becomes `target` if the block succeeds and is removed if not.
 
-    The caller holds the lock of the tree at `root`. Where that may not be written no note is made,
-    and a kill leaves the unfinished folder. OverlayError when `target` exists or cannot be written,
-    DiskFullError when its disk or that of the tree is full.
+    The caller holds the lock of the tree at `root`. If that tree is read-only, no note is made, and
+    a kill leaves the unfinished folder. OverlayError if `target` exists or cannot be written,
+    DiskFullError if its disk or that of the tree is full.
     """
     target = target_of(target)
     if target.exists():
-        raise OverlayError(f"{target} exists", expected="a folder to be made")
+        raise OverlayError(f"{target} exists", expected="a path that does not exist")
     incoming, note = root / STORE / INCOMING, notes.start_building(target.resolve())
     target, folder = note.target, note.folder
     is_noted = os.access(incoming.parent, os.W_OK)
-    expected = "a folder that may be made, with room for the files"
-    with typed_errors(target, expected, "Nothing was left behind"):
+    expected = "a folder that can be made, with room for the files"
+    with typed_errors(target, expected, "No partial output was left"):
         try:
             if is_noted:
                 with full_disk_of(root):
@@ -160,9 +161,9 @@ def _note_building(incoming: Path, command: str, note: Building) -> None:
 
 
 def recover(root: Path) -> Recovered | None:
-    """Bring a command that was cut off to one of its two ends; None when there was none.
+    """Finish or undo an interrupted command; None if there was none.
 
-    The caller holds the tree's lock. OverlayError when that fails, or a note is not as written.
+    The caller holds the tree's lock. OverlayError if that fails, or a note is invalid.
     """
     store = root / STORE
     writable.check_store(root)
@@ -176,19 +177,19 @@ def recover(root: Path) -> Recovered | None:
         return _recover_incoming(store / INCOMING)
     except OSError as error:
         raise OverlayError(
-            f"What a killed command left cannot be cleared away ({error})",
+            f"What a killed command left cannot be removed ({error})",
             expected="folders that may be removed",
             help="Correct that, then repeat the command",
         ) from error
 
 
 def is_interrupted(root: Path) -> bool:
-    """Return whether a command was cut off, or is under way."""
+    """Return whether a command was interrupted, or is running."""
     return any((root / STORE / name).exists() for name in (JOURNAL, INCOMING))
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder with all that is in it, read-only folders too, if it is there."""
+    """Remove a folder, if it exists, with all its content, also read-only folders."""
     if folder.exists():
         for path in [folder, *folder.rglob("*")]:
             if path.is_dir() and not path.is_symlink():
@@ -197,11 +198,11 @@ def remove_tree(folder: Path) -> None:
 
 
 def step(name: str) -> None:
-    """Do nothing, before every step that could be the last one; tests stop the process here."""
+    """Do nothing before every step that could be the last one; tests kill the process here."""
 
 
 def write_synced(path: Path, content: bytes) -> None:
-    """Write one file of .mqo, whole or not at all, and only then return."""
+    """Write one file of .mqo, completely or not at all, and sync it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f"{path.name}.part")
     _write(part, content)
@@ -241,10 +242,10 @@ def _stage_one(incoming: Path, name: str, content: bytes | None, mode: int) -> s
 
 
 def _finish(root: Path, journal: Journal) -> None:
-    """Make the change; every step may be done already, by the process that was killed."""
+    """Make the change; the killed process may have done any of its steps."""
     store = root / STORE
     try:
-        if (store / INCOMING).exists():  # otherwise all is in place, and later changes are possible
+        if (store / INCOMING).exists():  # otherwise all is done, and later changes are possible
             _settle_all("files", root, store / INCOMING, journal.files)
             _settle_all("records", store, store / INCOMING, journal.records)
         step("tidy")
@@ -285,7 +286,7 @@ def _sync_or_prune(folder: Path, base: Path) -> None:
 
 
 def _clear(incoming: Path) -> None:
-    """Remove the name first: a command killed in here must not count as one without changes."""
+    """Remove the name first: a command killed here must not count as one without changes."""
     (incoming / COMMAND).unlink(missing_ok=True)
     remove_tree(incoming)
 
@@ -303,7 +304,7 @@ def _recover_incoming(incoming: Path) -> Recovered:
 
 
 def _settle_building(note: Building) -> bool:
-    """Return whether the folder became the target; else remove it and the parents made for it."""
+    """Return whether the folder became the target; else remove it and its new parents."""
     if note.target.exists() and not note.folder.exists():
         return True
     remove_tree(note.folder)
@@ -330,7 +331,7 @@ def _write(path: Path, content: bytes, mode: int = DEFAULT_MODE) -> None:
 
 
 def _sync_tree(folder: Path) -> None:
-    """Sync in threads: a file system writes down together what is to be synced at once."""
+    """Sync in threads: a file system combines syncs that run together."""
     from concurrent.futures import ThreadPoolExecutor  # takes time to load
 
     with ThreadPoolExecutor(16) as pool:

@@ -1,9 +1,9 @@
-"""A Megatron tree on disk: upstream's files, what mqo knows about them, and the files' states.
+"""A Megatron tree on disk: upstream's files, mqo's records of them, and the files' states.
 
 Two kinds of tree hold upstream: one that `vendor` filled, and a git work tree of Megatron-LM, where
-HEAD has upstream's bytes. Everything that mqo stores is in TREE/.mqo, outside the source
+HEAD has upstream's bytes. Everything that mqo stores is in TREE/.mqo, outside of the source
 folders: records (see `records`), objects/ (contents by SHA-256), kept/ (copies of hand edits that
---force overwrote), and the journal of a change under way (see `transaction`).
+--force overwrote), and the journal of an unfinished change (see `transaction`).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from mqo.overlay.records import Manifest, Modified, PatchedFile, Upstream
 from mqo.untrusted import Limit, NoFileError, UntrustedFileError, read_bytes, read_text
 
 LOCK, HOLDER, IGNORE = writable.LOCK_FILES
-# Commands that start at once take turns: at a load of 38, 60 s were too few for 5 of 8 snapshots
-# beside 4 modifications. Waiting costs nothing; who waits is told, and may leave with Ctrl-C.
+# Commands that start together take turns: at a load of 38, 60 s were too few for 5 of 8 snapshots
+# with 4 modifications. Waiting costs nothing; the user is told, and may stop with Ctrl-C.
 LOCK_WAIT_S, LOCK_NOTE_S = 600, 15
 LOCK_POLL_S = 0.05
 PACKAGE_INFO = "megatron/core/package_info.py"
@@ -45,7 +45,7 @@ class Tree:
 
     @property
     def store(self) -> Path:
-        """Return the folder of what mqo knows of this tree."""
+        """Return the folder of mqo's records of this tree."""
         return self.root / transaction.STORE
 
     # -- what is upstream's ------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Tree:
         return not self.is_vendored and checkout.is_checkout(self.root)
 
     def upstream(self) -> Upstream:
-        """Return what is upstream's here; OverlayError when this tree holds no Megatron."""
+        """Return upstream's part; OverlayError if this tree does not hold Megatron."""
         if self.is_checkout:
             return self._at_head
         upstream = records.read(self.store / records.UPSTREAM, lambda table: Upstream(**table))
@@ -125,7 +125,7 @@ class Tree:
     # -- contents ---------------------------------------------------------------------------
 
     def read(self, path: str) -> bytes | None:
-        """Return the bytes of a file of the tree; None when it is not there."""
+        """Return the bytes of a file of the tree; None if it does not exist."""
         try:
             return read_bytes(self.root / path, any_name=True)
         except NoFileError:
@@ -134,27 +134,27 @@ class Tree:
             raise OverlayError(
                 error.found,
                 expected=f"{error.expected}, which this user may read",
-                help="Move away what stands there, or see `ls -l`",
+                help="Move it away, or correct its permissions (`ls -l` shows them)",
             ) from error
 
     def object(self, digest: str) -> bytes:
-        """Return a stored object; OverlayError when it is missing or damaged."""
+        """Return a stored object; OverlayError if it is missing or damaged."""
         content = self._stored(digest)
         if content is None:
             raise OverlayError(
                 f"{self.store}/objects/{digest} is missing or damaged",
-                expected="the content that its name is the SHA-256 of",
-                help="Run `mqo vendor --force`, which fetches the tree afresh",
+                expected="content with the SHA-256 that is its name",
+                help=records.AGAIN,
             )
         return content
 
     def new_objects(self, contents: Iterable[bytes]) -> dict[str, bytes | None]:
-        """Return the records to commit for `contents` to be stored, but for those that are."""
+        """Return the records to commit that store those of `contents` that are not stored yet."""
         wanted = {sha256(content): content for content in contents}
         return {f"objects/{d}": c for d, c in wanted.items() if self._stored(d) is None}
 
     def unused_objects(self, used: Collection[str]) -> dict[str, bytes | None]:
-        """Return the records by which every object goes that is not among `used` (SHA-256)."""
+        """Return the records that delete every object that is not in `used` (SHA-256)."""
         folder = self.store / "objects"
         there = {path.name for path in folder.iterdir()} if folder.exists() else set()
         return {f"objects/{digest}": None for digest in there.difference(used)}
@@ -179,7 +179,7 @@ class Tree:
     def edited_files(self) -> list[str]:
         """Return the files that were changed or deleted by hand, sorted.
 
-        In a git work tree only patched files count: what else its owner changes is not ours.
+        In a git work tree only patched files count: its owner may change all others.
         """
         manifest = self.manifest()
         patched = manifest.files if manifest else {}
@@ -205,29 +205,29 @@ class Tree:
         """Lock the tree like `locked`; allow other readers if the user may not write it.
 
         Raises:
-            OverlayError: another command has the tree; or it may not be written, and a killed
-                command left it half-changed.
+            OverlayError: another command uses the tree; or it is read-only, and a killed command
+            left it
+                half-changed.
         """
         if os.access(self.store if self.store.exists() else self.root, os.W_OK):
             with self.locked(command):
                 yield
             return
         with ExitStack() as stack:
-            # To hold the owner's lock file, if there is one, takes no right to write.
+            # Holding the owner's lock file, if there is one, needs no write permission.
             if os.access(self.store / LOCK, os.R_OK):
                 file = stack.enter_context((self.store / LOCK).open("rb"))
                 self._wait(lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB))
             if transaction.is_interrupted(self.root):
                 raise OverlayError(
-                    f"{self.root} was left half-changed by a command that was killed, and may not "
-                    "be written",
+                    f"{self.root} was left half-changed by a killed command, and cannot be written",
                     expected="a whole tree",
-                    help="Its owner's next `mqo status` brings it in order",
+                    help="Its owner's next `mqo status` repairs it",
                 )
             yield
 
     def _wait(self, take: Callable[[], Any]) -> None:
-        """Call `take` until it raises nothing, for as long as one may wait; tell the user once."""
+        """Call `take` until it succeeds or the time is up; tell the user once."""
         start, told = time.monotonic(), False
         while True:
             try:
@@ -248,9 +248,9 @@ class Tree:
 
     @contextmanager
     def locked(self, command: str) -> Iterator[None]:
-        """Lock the tree for one command; after a short wait, print who has it.
+        """Lock the tree for one command; after a short wait, print who uses it.
 
-        A change that a killed command left is completed or undone first.
+        An unfinished change of a killed command is completed or undone first.
         """
         from filelock import FileLock  # not in every Python that reads a tree
 
@@ -283,7 +283,7 @@ class Tree:
 
 
 def release_in(root: Path) -> str | None:
-    """Return the release of the source at `root`; None if there is none, or it names none."""
+    """Return the release that the source at `root` states; None if there is none."""
     file = root / PACKAGE_INFO
     try:
         return version_of({PACKAGE_INFO: read_bytes(file)}, str(root))
@@ -305,10 +305,10 @@ def version_of(files: dict[str, bytes], origin: str) -> str:
         }
         return ".".join(str(values[part]) for part in ("MAJOR", "MINOR", "PATCH"))
     except (KeyError, SyntaxError, ValueError, RecursionError) as error:
-        what = f"states no {error}" if isinstance(error, KeyError) else f"is no Python ({error})"
+        fault = f"states no {error}" if isinstance(error, KeyError) else f"is not Python ({error})"
         raise VendorError(
-            f"{origin}: {PACKAGE_INFO} {what}",
-            expected="MAJOR, MINOR and PATCH, as every release has",
+            f"{origin}: {PACKAGE_INFO} {fault}",
+            expected="MAJOR, MINOR and PATCH, as in every release",
         ) from error
 
 

@@ -6,9 +6,9 @@ import difflib
 
 
 def unified(path: str, before: bytes | None, after: bytes | None) -> bytes:
-    """Return a unified diff that `git apply` takes; empty when nothing differs.
+    """Return a unified diff that `git apply` takes; empty if nothing differs.
 
-    `before` None means that the file is new, `after` None that it is gone.
+    `before` None means a new file, `after` None a deleted one.
     """
     if before == after:
         return b""
@@ -25,7 +25,7 @@ def unified(path: str, before: bytes | None, after: bytes | None) -> bytes:
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Return lines as diff counts them: `splitlines` would end one at a form feed, too."""
+    """Return lines as diff counts them: `splitlines` would also split at a form feed."""
     *lines, last = content.split(b"\n")
     rest = [last + b"\n\\ No newline at end of file\n"] if last else []
     return [line + b"\n" for line in lines] + rest

@@ -1,4 +1,4 @@
-"""Materializes upstream in the tree: from the pinned wheel, another wheel, or a checkout.
+"""Put upstream into the tree, from the pinned wheel, another wheel, or a checkout.
 
 Every byte is checked before the first file is placed: a wheel's SHA-256 against UPSTREAM.toml,
 its members against the wheel's own RECORD.
@@ -33,7 +33,7 @@ _UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueErro
 
 @dataclass(frozen=True)
 class Vendored:
-    """`files` of upstream `version` were put in place."""
+    """`files` of upstream `version` were put into the tree."""
 
     version: str
     origin: str
@@ -60,14 +60,15 @@ def vendor(
 ) -> Vendored | AlreadyVendored:
     """Put upstream into the tree: the pin, or a release of UPSTREAM.toml, or a wheel or checkout.
 
-    A tree that already holds what the pin says is left as it is. A patched tree must be restored
-    first and a tree with edits is refused, unless `force`.
+    A tree that already holds the pinned release is not changed. A patched tree must be restored
+    first, and a tree with edits is refused, unless `force`.
     """
     if tree.is_checkout:
         raise VendorError(
             f"{tree.root} is a git work tree of Megatron-LM",
             expected="a folder for mqo to fill",
-            help="`mqo apply --tree` patches a work tree as it is; its HEAD is the pristine source",
+            help="Run `mqo apply --tree`, which patches a work tree directly; its HEAD is "
+            "the pristine source",
         )
     tree.root.mkdir(parents=True, exist_ok=True)
     with tree.locked("vendor"):
@@ -86,10 +87,10 @@ def vendor(
                 )
         if source is None and release != pin.version:
             source = wheel_of(pin, release, cache, report)
-        files, found, origin = _collect(pin, cache, source, report)
+        files, found_version, origin = _collect(pin, cache, source, report)
         hashes = {path: sha256(data) for path, data in files.items()}
-        _place(tree, pin, files, Upstream(found, origin, running_python(), hashes))
-        return Vendored(found, origin, len(files))
+        _place(tree, pin, files, Upstream(found_version, origin, running_python(), hashes))
+        return Vendored(found_version, origin, len(files))
 
 
 def _collect(pin: Pin, cache: Path, source: Path | None, report: Say) -> tuple[Files, str, str]:
@@ -110,7 +111,7 @@ def _collect(pin: Pin, cache: Path, source: Path | None, report: Say) -> tuple[F
 def wheel_of(pin: Pin, version: str, cache: Path, report: Say) -> Path:
     """Return a trusted wheel of a release: the one for the running Python, else for another.
 
-    The sources are the same in all of them. UnknownNameError for a release without one.
+    The sources are the same in all of them. UnknownNameError for a release without a wheel.
     """
     tags = [name.split("-")[2] for name in pin.digests if name.split("-")[1] == version]
     if not tags:
@@ -139,13 +140,13 @@ def _fetch(pin: Pin, version: str, python: str, cache: Path, report: Say, why: s
 def _from_wheel(pin: Pin, wheel: Path) -> Files:
     """Return the wheel's files below the pinned packages, checked twice."""
     if not wheel.exists():
-        raise VendorError(f"There is no file {wheel}", expected="a megatron-core wheel or checkout")
+        raise VendorError(f"{wheel} does not exist", expected="a megatron-core wheel or checkout")
     digest = pin.digests.get(wheel.name)
     if digest is None:
         raise VendorError(
             f"{wheel.name} is not among the wheels that UPSTREAM.toml pins",
             expected=f"one of {', '.join(sorted(pin.digests))}",
-            help="Add its name and SHA-256 there, once you trust it",
+            help="Add its name and SHA-256 there if you trust it",
         )
     with reading(VendorError):
         content = read_bytes(wheel, Limit.TEXT)
@@ -153,7 +154,7 @@ def _from_wheel(pin: Pin, wheel: Path) -> Files:
         raise VendorError(
             f"{wheel} has SHA-256 {sha256(content)}",
             expected=f"{digest}, as UPSTREAM.toml pins it",
-            help="Delete the file and run `mqo vendor` again; if it differs still, do not use it",
+            help="Delete the file and run `mqo vendor` again; if it still differs, do not use it",
         )
     return read_wheel(content, pin.packages, wheel.name)
 
@@ -162,7 +163,7 @@ def read_wheel(content: bytes, packages: tuple[str, ...], name: str) -> Files:
     """Return {path: bytes} of a wheel's members below `packages`, each checked against RECORD.
 
     Raises VendorError for a file that is not a wheel, for members with absolute paths, "..", or
-    links, and for members that RECORD does not list or lists with another hash.
+    links, and for members that RECORD lacks or lists with another hash.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -227,11 +228,11 @@ def _from_checkout(pin: Pin, folder: Path) -> Files:
 
 
 def _borrowed_helper(pin: Pin, files: Files, cache: Path, report: Say) -> Files:
-    """Return the compiled dataset helper of an older release, when its C++ source is the same."""
+    """Return the compiled dataset helper of an older release, if its C++ source is the same."""
     if sha256(files.get(pin.helper.source, b"")) != pin.helper.source_sha256:
         report(f"{pin.helper.source} differs: the helper will be compiled at the first run")
         return {}
-    why = ", for its compiled dataset helper alone"
+    why = ", only for its compiled dataset helper"
     wheel = _fetch(pin, pin.helper.version, running_python(), cache, report, why)
     return {path: data for path, data in _from_wheel(pin, wheel).items() if _is_helper(path)}
 
@@ -264,10 +265,10 @@ def _place(tree: Tree, pin: Pin, files: Files, upstream: Upstream) -> None:
 
 
 def _known(tree: Tree) -> tuple[list[str], list[str]]:
-    """Return the files that `apply` added here, and files changed by hand, if known."""
+    """Return the files that `apply` added here, and files changed by hand, as far as known."""
     try:
         manifest = tree.manifest()
         edited = tree.edited_files() if tree.is_vendored else []
     except OverlayError:
-        return [], []  # --force replaces a tree whose records are damaged, too
+        return [], []  # --force also replaces a tree whose records are damaged
     return [p for p, f in manifest.files.items() if f.pristine is None] if manifest else [], edited

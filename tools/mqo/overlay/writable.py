@@ -1,4 +1,4 @@
-"""Checks what a command may write in a tree: its own files, and nothing through a symbolic link."""
+"""Check what a command may write in a tree: only its own files, not through a symbolic link."""
 
 from __future__ import annotations
 
@@ -13,56 +13,56 @@ LOCK_FILES = ("lock", "lock.holder", ".gitignore")
 
 
 def check_store(root: Path) -> None:
-    """Refuse a .mqo that leads elsewhere, where the tree's commands would write and delete.
+    """Refuse a .mqo that leads elsewhere, because commands would write and delete there.
 
     Raises:
-        OverlayError: it is a symbolic link, or one of the places in it that are written first is.
+        OverlayError: it, or a file or folder in it that is written first, is a symbolic link.
     """
     store = root / STORE
     if store.exists() and not store.is_dir():
         raise OverlayError(
             f"{store} is not a folder; nothing was changed",
-            expected="the folder of this tree's records, or nothing",
+            expected="the folder of this tree's records, or none",
             help="Move it away",
         )
-    for place in (store, *(store / name for name in (*LOCK_FILES, JOURNAL, INCOMING))):
-        if place.is_symlink():
+    for path in (store, *(store / name for name in (*LOCK_FILES, JOURNAL, INCOMING))):
+        if path.is_symlink():
             raise OverlayError(
-                f"{place} is a symbolic link; nothing was changed",
-                expected="a file or folder of this tree's own",
-                help="See where it leads, and remove it",
+                f"{path} is a symbolic link; nothing was changed",
+                expected="a file or folder of this tree",
+                help="Check where it leads, and remove it",
             )
-        if place.name in (*LOCK_FILES, JOURNAL) and place.is_dir():
+        if path.name in (*LOCK_FILES, JOURNAL) and path.is_dir():
             raise OverlayError(
-                f"{place} is a folder; nothing was changed",
-                expected="a file of mqo's, or nothing",
+                f"{path} is a folder; nothing was changed",
+                expected="a file of mqo, or none",
                 help="Move it away",
             )
 
 
 def check_writable(root: Path, path: str) -> None:
-    """Refuse what a rename would do all the same: to read-only files, links, and through links."""
+    """Refuse read-only files, links and paths through links, which a rename would replace."""
     top = root.resolve()
     file = top / path
     if not is_contained(top, path):
         raise OverlayError(
-            f"{root / path} leaves the tree, or lies behind a symbolic link; nothing was changed",
-            expected="a file of this tree's own",
-            help="Give the tree that the link leads to to --tree",
+            f"{root / path} leaves the tree, or passes a symbolic link; nothing was changed",
+            expected="a file of this tree",
+            help="Use --tree with the tree that the link leads to",
         )
     folder = nearest(file.parent)
     if file.is_dir() or not folder.is_dir() or folder.stat().st_dev != top.stat().st_dev:
         raise OverlayError(
-            f"{file if file.is_dir() else folder} stands where {path} belongs; nothing was changed",
-            expected="files in their places, in folders of the tree's own file system",
+            f"{file if file.is_dir() else folder} is in the way of {path}; nothing was changed",
+            expected="files in folders on the file system of the tree",
             help="Move it away",
         )
-    for place in (file, folder) if file.exists() else (folder,):
-        # The mode counts for root, too, whom the kernel would let through.
-        if not place.stat().st_mode & 0o222 or not os.access(place, os.W_OK):
+    for target in (file, folder) if file.exists() else (folder,):
+        # Check the mode for root, too, which the kernel would let through.
+        if not target.stat().st_mode & 0o222 or not os.access(target, os.W_OK):
             raise OverlayError(
-                f"{place} is read-only; nothing was changed",
-                expected="a tree that may be written, which a run's own source is not",
+                f"{target} is read-only; nothing was changed",
+                expected="a writable tree, which the source of a run is not",
                 help="Change the tree that runs are made from, or see `ls -l`",
             )
 
@@ -73,20 +73,20 @@ def check_records(root: Path, records: Iterable[str]) -> None:
     for name in records:
         if not is_contained(store, name):
             raise OverlayError(
-                f"{store / name} leaves .mqo, or lies behind a symbolic link; nothing was changed",
-                expected="a file of this tree's own",
+                f"{store / name} leaves .mqo, or passes a symbolic link; nothing was changed",
+                expected="a file of this tree",
                 help="Remove the link",
             )
         if (store / name).is_dir():
             raise OverlayError(
                 f"{store / name} is a folder; nothing was changed",
-                expected="a file, or nothing, in its place",
+                expected="a file, or none",
                 help="Move it away",
             )
 
 
 def refuse_clash(paths: Iterable[str]) -> None:
-    """Refuse a file below another one, which a rename would find out too late."""
+    """Refuse a file below another file, which a rename would detect too late."""
     written = set(paths)
     for path in written:
         if above := written.intersection(map(str, PurePosixPath(path).parents)):

@@ -1,1 +1,1 @@
-"""Runs in, pictures out."""
+"""Compare runs on a page with pictures and tables."""

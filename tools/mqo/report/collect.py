@@ -1,4 +1,4 @@
-"""Reads run folders into records: what ran, how it ended, what it measured and what it took."""
+"""Read run folders into records: what ran, its end, its measurements and its costs."""
 
 import hashlib
 import json
@@ -37,17 +37,17 @@ from mqo.sweep.state import SweepFolder
 from mqo.untrusted import UntrustedFileError, read_bytes, read_text, shown, walk_folders
 
 T = TypeVar("T")
-# Of the step times these come first and are left out.
+# The first step times, which are left out.
 LEFT_OUT_STEPS, LEFT_OUT_SHARE = 2, 0.1
-# Flags in which runs of one comparison may differ: places, the seed, what is written and when.
+# Flags in which runs of one comparison may differ: paths, the seed, what is written and when.
 _FREE = (
     *("--tokenizer-model", "--data-path", "--data-cache-path", "--tensorboard-dir", "--seed"),
     *("--save", "--load", "--ckpt-step", "--save-interval", "--verify-integrity"),
     *("--exit-signal-handler", "--tensorboard-log-interval", "--log-timers-to-tensorboard"),
-    # What is computed again is the same, bit by bit; a mode with a PV type may have to.
+    # Recomputation gives the same bits; a mode with a PV type may need it.
     *("--recompute-granularity", "--recompute-modules"),
     *("--recompute-method", "--recompute-num-layers"),
-    # torchrun's own; after the last of them comes the program, a path of the run.
+    # Flags of torchrun; the program, a path of the run, follows the last of them.
     *("--standalone", "--node-rank", "--master-addr", "--master-port"),
 )
 SHOWN = 300  # characters of an error
@@ -57,7 +57,7 @@ _LITERAL = b"custom_quant_type = "
 
 @dataclass(frozen=True)
 class Site:
-    """What the quantizers of a site measured in a run, all layers and operands together.
+    """The measurements of a site's quantizers in a run, over all layers and operands.
 
     The SQNR is in dB, of the summed energies; underflow is the mean share, 0 to 1, of the nonzero
     elements that became zero. None if nothing was measured.
@@ -73,7 +73,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run was: "cpu" or "gpu", its model, cores, processes, and threads of each."""
+    """The machine of a run: "cpu" or "gpu", its model, cores, processes, and threads of each."""
 
     kind: str
     device: str
@@ -107,15 +107,14 @@ class FileChange(FileDiff):
 
 @dataclass(frozen=True)
 class Run:
-    """A run that ended well.
+    """A run that ended successfully.
 
-    `variant` is the mode with what the user changed in the quantizing, `label` the same for tables
-    and plots. `setting` holds what must be the same in runs that are compared; `data_file` is the
-    name of the data if the user gave some, '' for a sample. Losses are in nats
-    per token, times in seconds, memory in bytes, `share` is the quantized part of the FLOPs.
-    `implementation` says which norms, optimizers and fusions the run took; it is empty if that was
-    not recorded. `differing` says how operands are quantized at sites whose layers differ.
-    `quantizers` are the quantizers' metrics, by name.
+    `variant` is the mode with the user's changes to the quantization, `label` the same for tables
+    and plots. `setting` must be the same in runs that are compared; `data_file` is the name of the
+    user's own data, '' for a sample. Losses are in nats per token, times in seconds, memory in
+    bytes, `share` is the quantized part of the FLOPs. `implementation` names the norms, optimizers
+    and fusions of the run; it is empty if they were not recorded. `differing` says how operands are
+    quantized at sites whose layers differ. `quantizers` are the quantizers' metrics, by name.
     """
 
     folder: RunFolder
@@ -153,7 +152,7 @@ class Run:
 
     @property
     def step_time(self) -> float | None:
-        """Return the median without the first ones; None if none was recorded."""
+        """Return the median step time without the first steps; None if none was recorded."""
         rest = warm(self.step_times) or self.step_times[-1:]
         return statistics.median(rest) if rest else None
 
@@ -164,13 +163,13 @@ class Run:
 
 
 def warm(steps: Sequence[T]) -> Sequence[T]:
-    """Return them without the first ones, at which caches fill and kernels are compiled."""
+    """Return the steps without the first ones, in which caches fill and kernels are compiled."""
     return steps[max(LEFT_OUT_STEPS, math.ceil(LEFT_OUT_SHARE * len(steps))) :]
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A run that is in no comparison."""
+    """A run that is not in a comparison."""
 
     name: str
     what: str
@@ -178,57 +177,57 @@ class LeftOut:
 
 
 def find(
-    places: Iterable[Path], skip: Callable[[UntrustedFileError], None] = lambda error: None
+    paths: Iterable[Path], skip: Callable[[UntrustedFileError], None] = lambda error: None
 ) -> list[tuple[str, RunFolder]]:
-    """Return (name, run) of each run folder among `places` and below them, by name in each place.
+    """Return (name, run) of each run folder in or below `paths`, sorted by name in each path.
 
     `skip` gets the error of a folder that cannot be read or named.
 
-    RunError for a place that is not there, and for none at all.
+    RunError for a path that is not a folder, and without any run.
     """
-    found: dict[Path, str] = {}
-    places = list(places)
-    for place in places:
-        if not place.is_dir():
-            raise RunError(f"There is no folder {place}", expected="a run, or a folder of runs")
-        root = place.resolve()
-        for path in filter(is_run, walk_folders(root, is_run, skip)):
-            name = path.relative_to(root.parent if path == root or len(places) > 1 else root)
-            found.setdefault(path, name.as_posix())
-    if not found:
+    names: dict[Path, str] = {}
+    paths = list(paths)
+    for path in paths:
+        if not path.is_dir():
+            raise RunError(f"{path} is not a folder", expected="a run, or a folder of runs")
+        root = path.resolve()
+        for run_path in filter(is_run, walk_folders(root, is_run, skip)):
+            name = run_path.relative_to(root.parent if run_path == root or len(paths) > 1 else root)
+            names.setdefault(run_path, name.as_posix())
+    if not names:
         raise RunError(
-            f"{', '.join(map(str, places))} holds no run",
+            f"{', '.join(map(str, paths))} holds no run",
             expected="folders with a cell.json",
-            help="script/train_config.py and `mqo sweep` make some",
+            help="Run script/train_config.py or `mqo sweep` to train some",
         )
-    return [(name, RunFolder(path)) for path, name in found.items()]
+    return [(name, RunFolder(run_path)) for run_path, name in names.items()]
 
 
-def collect(places: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
-    """Return the runs at `places`: those that ended well, and the others with their reasons."""
+def collect(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
+    """Return the runs at `paths` that ended successfully, and the others with the reasons."""
     runs: list[Run] = []
     left_out: list[LeftOut] = []
 
     def skip(error: UntrustedFileError) -> None:
         left_out.append(LeftOut(shown(error.path), "unreadable", error.clause))
 
-    for name, folder in find(places, skip):
+    for name, folder in find(paths, skip):
         match _read(name, folder):
             case Run() as run:
                 runs.append(run)
             case LeftOut() as other:
                 left_out.append(other)
-    for place in places:
-        left_out += _not_started(place)
+    for path in paths:
+        left_out += _not_started(path)
     return runs, left_out
 
 
-def _not_started(place: Path) -> Iterator[LeftOut]:
+def _not_started(path: Path) -> Iterator[LeftOut]:
     """Yield the runs that sweeps have not started."""
-    for folder in walk_folders(place, is_run, lambda error: None):
+    for folder in walk_folders(path, is_run, lambda error: None):
         for entry in SweepFolder(folder).read():
             if entry.run is None:
-                yield LeftOut(entry.name, "not started", "its sweep has not come to it")
+                yield LeftOut(entry.name, "not started", "its sweep has not reached it")
 
 
 def _read(name: str, folder: RunFolder) -> Run | LeftOut:
@@ -245,12 +244,12 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
         metrics = folder.read_metrics()
         if TRAIN_LOSS not in metrics:
             words = (
-                "it learned from a teacher alone; `skip_lm_loss: false` records its own loss, too"
+                "it learned only from a teacher; `skip_lm_loss: false` also records its own loss"
             )
             return LeftOut(name, "without a loss on its text", words)
         run = _run(name, folder, config, result, metrics)
         if odd := _odd_text(run):
-            return LeftOut(name, "unreadable", f"it has the name {odd}, which cannot be shown")
+            return LeftOut(name, "unreadable", f"its name or setting {odd} cannot be shown")
         return run
     except (OSError, ValueError, KeyError, TypeError, MqoError) as error:
         text = " ".join(str(error).split())
@@ -272,7 +271,7 @@ def _unfinished(name: str, folder: RunFolder, config: RunConfig) -> LeftOut:
     rows = training_losses(folder.read_metrics())
     at = f"step {rows[-1][0] if rows else 0} of {length(config.experiment).steps}"
     words = reason(folder) if folder.log.exists() else "it has no log"
-    return LeftOut(name, "unfinished", f"{at}; the last said: {words}")
+    return LeftOut(name, "unfinished", f"{at}; last message: {words}")
 
 
 def _run(
@@ -282,7 +281,7 @@ def _run(
     result: Result,
     metrics: Mapping[str, Series],
 ) -> Run:
-    of, (command, env) = config.experiment, command_of(folder)
+    experiment, (command, env) = config.experiment, command_of(folder)
     facts = parsed(folder.environment, Environment)
     device = parsed(folder.device, Device) if folder.device.exists() else Device()
     types = dict.fromkeys(quantizing_libraries(folder), UNNAMED) | config.quantization.library_types
@@ -290,19 +289,19 @@ def _run(
     return Run(
         folder=folder,
         name=name,
-        model=of.model_name,
-        dataset=of.dataset.name,
-        config=of.training.name,
-        dtype=of.dtype,
+        model=experiment.model_name,
+        dataset=experiment.dataset.name,
+        config=experiment.training.name,
+        dtype=experiment.dtype,
         label=config.mode_label + changed,
         variant=config.quantization.name + changed,
         types=types | result.types,
         setting=_setting(config, command, facts),
-        data_file=own_data(of.data_prefix, of.extra_flags) or "",
+        data_file=own_data(experiment.data_prefix, experiment.extra_flags) or "",
         seed=" ".join(flag_values(command, "--seed")) or "default",
         continued=facts.inputs is not None and facts.inputs.iteration is not None,
         steps=result.iterations,
-        tokens_per_step=length(of).tokens_per_step,
+        tokens_per_step=length(experiment).tokens_per_step,
         vocabulary=result.vocab_size,
         train=last_of_each_step(metrics[TRAIN_LOSS]),
         valid=last_of_each_step(metrics.get(VALID_LOSS, [])),
@@ -324,35 +323,37 @@ def _run(
 
 
 def _coverage(folder: RunFolder) -> Coverage:
-    """Return what coverage.json says; nothing without one."""
+    """Return the content of coverage.json; nothing without it."""
     return parsed(folder.coverage, Coverage) if folder.coverage.exists() else Coverage()
 
 
-def changed_quantization(run: RunFolder, how: Quantization) -> str:
-    """Return what a run changed in its mode or recipe, to follow the name.
+def changed_quantization(run: RunFolder, chosen: Quantization) -> str:
+    """Return a run's changes to its mode or recipe, to append to the name.
 
     Options of the quantizers change nothing in a run whose sites quantize nothing.
     """
-    unnamed = quantizing_libraries(run) - how.library_types.keys()
+    unnamed = quantizing_libraries(run) - chosen.library_types.keys()
     texts = library_labels(dict.fromkeys(unnamed, UNNAMED))
-    if not how.types or set(how.types.values()) != {NONE} or how.schedule:
-        texts += [f"{how.gemms} GEMMs"] if how.gemms != "fprop" and how.recipe is None else []
-        texts += _options(run, how.recipe.options if how.recipe else {})
+    if not chosen.types or set(chosen.types.values()) != {NONE} or chosen.schedule:
+        texts += (
+            [f"{chosen.gemms} GEMMs"] if chosen.gemms != "fprop" and chosen.recipe is None else []
+        )
+        texts += _options(run, chosen.recipe.options if chosen.recipe else {})
     return "".join(f", {text}" for text in texts)
 
 
 def quantizing_libraries(run: RunFolder) -> set[str]:
-    """Return the libraries whose quantizers the training found switched on in its model."""
+    """Return the libraries whose quantizers were enabled in the model that was trained."""
     names = run.read_implementation().get(QUANTIZERS, "")
     return {name for name in names.split(", ") if name}
 
 
 def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the quantizers' options but for `own`, and the layers left out."""
-    said = parsed(run.quant_config, QuantToml)
-    chosen = said.quantizer.items()
+    """Yield the quantizers' options except `own`, and the layers left out."""
+    config = parsed(run.quant_config, QuantToml)
+    chosen = config.quantizer.items()
     yield from (f"{name} {value}" for name, value in chosen if own.get(name) != value)
-    yield from (f"without {glob}" for glob in said.layers.exclude)
+    yield from (f"without {glob}" for glob in config.layers.exclude)
 
 
 def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> dict[str, str]:
@@ -360,14 +361,14 @@ def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> d
     flags = {
         word: " ".join(flag_values(command, word)) for word in command if word.startswith("--")
     }
-    flags.setdefault("--nproc-per-node", "1")  # a run of one process has no torchrun to tell
+    flags.setdefault("--nproc-per-node", "1")  # without torchrun there is one process
     kept = {name: value for name, value in flags.items() if name not in _FREE}
     files = facts.inputs.files if facts.inputs else {}
     marks = sorted(
         [Path(path).name, sorted(asdict(mark).items(), key=str)] for path, mark in files.items()
     )
-    said = flag_values(command, "--data-path")
-    weights = [word for word in said if not files or is_number(word)]
+    data_path = flag_values(command, "--data-path")
+    weights = [word for word in data_path if not files or is_number(word)]
     digest = hashlib.sha256(json.dumps([marks, weights]).encode()).hexdigest()[:8]
     return kept | {"data": digest, "without": " ".join(config.placement.without)}
 
@@ -407,13 +408,13 @@ def _sites(folder: RunFolder, metrics: Mapping[str, Series]) -> Iterator[Site]:
             layers=len(names),
             calls=sum(row.calls for row in rows),
             sqnr_db=10 * math.log10(signal / noise) if signal > 0 and noise > 0 else None,
-            # Of layers that were left out nothing was measured.
+            # Layers that were left out have no measurements.
             underflow=statistics.fmean(under) if under and signal > 0 else None,
         )
 
 
 def changes(folder: RunFolder) -> Iterator[FileChange]:
-    """Yield overlay.diff, file by file; nothing without one."""
+    """Yield overlay.diff, file by file; nothing without it."""
     if not folder.overlay_diff.exists():
         return
     for part in (b"\n" + read_bytes(folder.overlay_diff)).split(b"\ndiff --git ")[1:]:

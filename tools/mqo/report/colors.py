@@ -1,4 +1,4 @@
-"""The look of a mode, the same in every plot: its color tells the format, its dash the sites."""
+"""The look of a mode, the same in every plot: its color shows the format, its dash the sites."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from mqo.quant import formats
 
-# For light pages and for dark ones. Each has a contrast of 3:1 or more to its page; a test checks
-# that. Formats' are in formats.toml.
+# For light and dark pages, with a contrast of at least 3:1, which a test checks. The colors of
+# formats are in formats.toml.
 LIGHT = {name: row.light for name, row in formats.FORMATS.items()} | {
     "none": "#1c2127",
     "mixed": "#8a3fc0",
@@ -22,7 +22,7 @@ NAMES = {name: row.color for name, row in formats.FORMATS.items()} | {
     "none": "black, on dark pages white",
     "mixed": "purple",
 }
-# (quantized linear layers, QK, PV) -> the dash in plotly's words.
+# (quantized linear layers, QK, PV) -> plotly's name of the dash.
 _DASHES = {
     (False, False, False): "solid",
     (False, True, False): "dot",
@@ -31,7 +31,7 @@ _DASHES = {
     (True, True, True): "longdashdot",
 }
 _OTHER = "dashdot"
-# The dashes, and the shapes of points for curves that share a look, in matplotlib's words.
+# plotly's name of a dash -> matplotlib's.
 DASHES = {
     "solid": "-",
     "dot": ":",
@@ -39,7 +39,7 @@ DASHES = {
     "dashdot": "-.",
     "longdashdot": (0, (8, 2, 1, 2)),
 }
-# What a dash says of a quantized run, in words for both.
+# The meaning of a dash for a quantized run.
 SITES_OF = {
     "dash": "linear layers dashed",
     "dot": "QK dotted",
@@ -59,10 +59,10 @@ class Look:
 
 
 def family(types: Mapping[str, str]) -> str:
-    """Return what gives a run with these types its color: a format, 'mixed', or 'none'."""
+    """Return the color family of a run with these types: a format, 'mixed', or 'none'."""
     used = {kind for kind in types.values() if kind != "none"}
-    one = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
-    return one if one in LIGHT else "mixed"
+    name = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
+    return name if name in LIGHT else "mixed"
 
 
 def look(types: Mapping[str, str]) -> Look:
@@ -74,7 +74,7 @@ def look(types: Mapping[str, str]) -> Look:
 
 @dataclass(frozen=True)
 class Symbol:
-    """The shape of a curve's points by plotly's name, by matplotlib's, and as a letter."""
+    """The shape of a curve's points: plotly's name, matplotlib's name, and a letter."""
 
     plotly: str
     matplotlib: str
@@ -91,19 +91,19 @@ SYMBOLS = (
 
 
 def symbols(looks: Sequence[Look]) -> list[Symbol]:
-    """Return a symbol each: the first one, but for those whose look another one has before."""
+    """Return one symbol per look: the first symbol, or the next ones for repeated looks."""
     seen: Counter[Look] = Counter()
-    found = []
-    for one in looks:
-        found.append(SYMBOLS[seen[one] % len(SYMBOLS)])
-        seen[one] += 1
-    return found
+    chosen = []
+    for item in looks:
+        chosen.append(SYMBOLS[seen[item] % len(SYMBOLS)])
+        seen[item] += 1
+    return chosen
 
 
 def legend(types: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-    """Return in words what the colors of these runs mean, and what their dashes do."""
-    families = sorted({family(one) for one in types} - {"none"})
+    """Return the meaning of these runs' colors and of their dashes."""
+    families = sorted({family(run_types) for run_types in types} - {"none"})
     named = [f"{name} {NAMES[name]}" for name in families]
-    dashes = {look(one).dash for one in types if family(one) != "none"}
-    lines = [what for dash, what in SITES_OF.items() if dash in dashes]
+    dashes = {look(run_types).dash for run_types in types if family(run_types) != "none"}
+    lines = [text for dash, text in SITES_OF.items() if dash in dashes]
     return "; ".join((*named, f"unquantized {NAMES['none']}")), "; ".join(lines)

@@ -1,4 +1,4 @@
-"""Groups runs that may be compared."""
+"""Group the runs that may be compared."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from mqo.report.rows import Row, baselines, gap_of, rows_of
 from mqo.report.verdict import DEFAULT_TOLERANCE, Verdict, verdict
 
 MOST_SHOWN = 3  # differences in a subtitle
-# Settings that say what another one says better: the steps of a run, its number of samples.
+# Settings that another setting states more clearly: the samples, by the steps.
 _INPUTS = "inputs"  # the digest of all files that are read: data, tokenizer, checkpoint
 _IMPLIED = {"--train-samples": "steps", "--train-iters": "steps"}
 
@@ -19,7 +19,7 @@ _IMPLIED = {"--train-samples": "steps", "--train-iters": "steps"}
 class Group:
     """Runs that may be compared. `validated`: final losses are validation losses.
 
-    `differs` is what tells the group from others with the same title, the clearest first.
+    `differs` has the differences to groups with the same title, the clearest first.
     """
 
     model: str
@@ -77,7 +77,7 @@ class Group:
 def compare(
     runs: Sequence[Run], tolerance: float = DEFAULT_TOLERANCE
 ) -> tuple[list[Group], list[LeftOut]]:
-    """Return the groups, by what was trained, and the runs that a later one replaces.
+    """Return the groups of comparable runs, and the runs that a later one replaces.
 
     `tolerance` is T in the rule of the verdict, relative: 0.01 is one percent more loss.
     """
@@ -85,26 +85,26 @@ def compare(
     for run in runs:
         key = (run.model, run.dataset, run.config, frozenset(run.setting.items()), run.steps)
         kinds.setdefault(key, []).append(run)
-    made, replaced = [], []
+    groups, replaced = [], []
     for key in sorted(kinds, key=lambda key: key[:3]):
         newest = {(run.variant, run.seed): run for run in kinds[key]}
         replaced += _replaced(kinds[key], newest)
         namesakes = [other for other in kinds if other[:3] == key[:3] and other != key]
         others = [kinds[other][0] for other in namesakes]
-        made.append(_group(tuple(newest.values()), others, tolerance))
-    return made, replaced
+        groups.append(_group(tuple(newest.values()), others, tolerance))
+    return groups, replaced
 
 
 def _replaced(runs: Iterable[Run], newest: Mapping[tuple, Run]) -> list[LeftOut]:
-    found = []
+    repeated = []
     for run in runs:
         later = newest[run.variant, run.seed]
         if later is not run:
             same = run.train == later.train and run.valid == later.valid
             words = "its losses are the same to the last bit" if same else "its losses differ"
-            text = f"same configuration and seed as {later.name}, which comes later; {words}"
-            found.append(LeftOut(run.name, "repeated", text))
-    return found
+            text = f"same configuration and seed as {later.name}, which is later; {words}"
+            repeated.append(LeftOut(run.name, "repeated", text))
+    return repeated
 
 
 def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Group:
@@ -125,10 +125,10 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
 
 
 def _differs(run: Run, others: Sequence[Run]) -> list[str]:
-    """Return what tells the group from those of the same title: data, steps, flags, inputs."""
-    own, *rest = (_settings(one) for one in (run, *others))
-    names = {name for one in (own, *rest) for name in one}
-    apart = {name for name in names if any(one.get(name) != own.get(name) for one in rest)}
+    """Return the differences to groups with the same title: data, steps, flags, inputs."""
+    own, *rest = (_settings(member) for member in (run, *others))
+    names = {name for table in (own, *rest) for name in table}
+    apart = {name for name in names if any(table.get(name) != own.get(name) for table in rest)}
     apart -= {name for name, better in _IMPLIED.items() if better in apart}
     return [
         f"{name} {_shown(name, own, rest)}".rstrip() if name in own else f"no {name}"
@@ -142,8 +142,8 @@ def _settings(run: Run) -> dict[str, str]:
 
 
 def _shown(name: str, own: Mapping[str, str], rest: Sequence[Mapping[str, str]]) -> str:
-    """Return a setting; of a path the last part, if no other group has the same one."""
-    value, others = own[name], [one[name] for one in rest if name in one]
+    """Return a setting; for a path its last part, if no other group has the same one."""
+    value, others = own[name], [table[name] for table in rest if name in table]
     short = PurePath(value).name if value.startswith("/") else value
     return value if short in (PurePath(other).name for other in others if other != value) else short
 
@@ -157,8 +157,8 @@ def _cautions(runs: Sequence[Run]) -> list[str]:
         "machines": lambda run: run.machine,
     }
     counts = {name: len({fact(run) for run in runs}) for name, fact in facts.items()}
-    found = [f"{count} {name}" for name, count in counts.items() if count > 1]
+    cautions = [f"{count} {name}" for name, count in counts.items() if count > 1]
     for kind in sorted({kind for run in runs for kind in run.implementation}):
         taken = sorted({run.implementation[kind] for run in runs if kind in run.implementation})
-        found += [f"different {kind} ({'; '.join(taken)})"] if len(taken) > 1 else []
-    return found
+        cautions += [f"different {kind} ({'; '.join(taken)})"] if len(taken) > 1 else []
+    return cautions

@@ -1,4 +1,4 @@
-"""The curves of a comparison or of some runs: one for all seeds of equal runs."""
+"""The curves of a comparison or of some runs: runs that differ only in the seed share one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mqo.report.series import DIFFERENCES, Band, band, less
 from mqo.run_records import QuantToml, parsed
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, last_of_each_step
 
-MOST = 8  # in one picture; more are a tangle
+MOST = 8  # in one picture; more are hard to read
 SEED = "--seed"
 
 
@@ -30,8 +30,8 @@ SEED = "--seed"
 class Curve:
     """Losses over steps, in nats per token, of runs that differ only in their seeds.
 
-    `difference` is the training loss less that of the unquantized run of the same seed. `chance` is
-    ln(vocabulary size), if it is known.
+    `difference` is the training loss minus that of the unquantized run of the same seed. `chance`
+    is ln(vocabulary size), if it is known.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Curve:
 
 
 def of_group(group: Group) -> list[Curve]:
-    """Return one curve per variant, in the order of the group's rows."""
+    """Return one curve per variant, in the order of `group.rows`."""
     shapes = symbols([look(row.types) for row in group.rows])
-    made = []
+    curves = []
     for row, shape in zip(group.rows, shapes, strict=True):
         bases = [None if row.variant == BASELINE else group.baseline(run) for run in row.runs]
-        made.append(_curve(row.variant, row.label, row.types, shape, row.runs, bases))
-    return made
+        curves.append(_curve(row.variant, row.label, row.types, shape, row.runs, bases))
+    return curves
 
 
 def _curve(
@@ -62,7 +62,7 @@ def _curve(
     runs: Sequence[Run | _Single],
     bases: Sequence[Run | _Single | None],
 ) -> Curve:
-    """Return the curve of runs, whose unquantized ones of the same seeds are `bases`."""
+    """Return the curve of runs; `bases` are the unquantized runs of the same seeds."""
     pairs = zip(runs, bases, strict=True)
     return Curve(
         name=name,
@@ -77,9 +77,9 @@ def _curve(
 
 
 def first(group: Group) -> list[str]:
-    """Return the variants that are shown at first, MOST at most.
+    """Return the variants that are shown at first, at most MOST.
 
-    The baseline, the verdict's choice, and of each format in turn what quantizes most.
+    These are the baseline, the verdict's choice, and in turn what quantizes most of each format.
     """
     named = [name for name in (BASELINE, group.verdict.choice) if name]
     formats: dict[tuple[str, ...], list[str]] = {}
@@ -112,17 +112,17 @@ def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
     """Return the curves of runs that may be unfinished; runs that differ in seed share one.
 
     Raises:
-        RunError: a run recorded no loss, or has a configuration that cannot be read.
+        RunError: a run recorded no loss, or its configuration cannot be read.
     """
-    found = [_single(folder) for folder in folders]
-    baselines = {(run.setting, run.seed): run for run in found if run.is_baseline}
+    singles = [_single(folder) for folder in folders]
+    baselines = {(run.setting, run.seed): run for run in singles if run.is_baseline}
     together: dict[tuple, list[_Single]] = {}
     seen: Counter[tuple] = Counter()
-    for run in found:
-        what = (run.label, run.setting, run.types)
+    for run in singles:
+        key = (run.label, run.setting, run.types)
         # A run that is given twice is not a second seed.
-        together.setdefault((*what, seen[*what, run.seed]), []).append(run)
-        seen[*what, run.seed] += 1
+        together.setdefault((*key, seen[*key, run.seed]), []).append(run)
+        seen[*key, run.seed] += 1
     shapes = symbols([look(dict(runs[0].types)) for runs in together.values()])
     return [
         _curve(
@@ -144,19 +144,19 @@ def _single(run: RunFolder) -> _Single:
     if not train and not valid:
         raise RunError(f"{run.root} recorded no loss", expected=f"rows in {run.metrics.name}")
     config = RunConfig.read(run)
-    said, of = parsed(run.quant_config, QuantToml), config.experiment
+    quantization, experiment = parsed(run.quant_config, QuantToml), config.experiment
     types = dict.fromkeys(quantizing_libraries(run), UNNAMED) | config.quantization.library_types
-    types |= said.asked
-    flags = list(of.extra_flags)
+    types |= quantization.asked
+    flags = list(experiment.extra_flags)
     seed = " ".join(flag_values(flags, SEED))
-    setting = of.model_dump(mode="json", exclude={"extra_flags"})
+    setting = experiment.model_dump(mode="json", exclude={"extra_flags"})
     rest = [word for word in flags if word not in (SEED, seed)]
     return _Single(
         label=_label(run, config),
         setting=json.dumps([setting, rest], sort_keys=True),
         seed=seed,
         types=tuple(sorted(types.items())),
-        is_baseline=not said.schedule and set(types.values()) <= {NONE},
+        is_baseline=not quantization.schedule and set(types.values()) <= {NONE},
         train=train,
         valid=valid,
         vocabulary=_vocabulary(run),
@@ -164,9 +164,10 @@ def _single(run: RunFolder) -> _Single:
 
 
 def _label(run: RunFolder, config: RunConfig) -> str:
-    of = config.experiment
     mode = config.mode_label + changed_quantization(run, config.quantization)
-    return f"{of.model_name} {of.dataset.name} {mode}, {of.training.name}, {of.dtype}"
+    experiment = config.experiment
+    names = f"{experiment.model_name} {experiment.dataset.name} {mode}"
+    return f"{names}, {experiment.training.name}, {experiment.dtype}"
 
 
 def _vocabulary(run: RunFolder) -> int | None:

@@ -1,7 +1,7 @@
-"""What gaps over seeds are evidence of: intervals, and differences that so few could show.
+"""The statistics of gaps over seeds: intervals, p-values, and the smallest detectable gaps.
 
-A gap is paired: a run against the unquantized one of the same seed, and so of the same data in the
-same order. Gaps of several variants are several chances to be misled, which Holm's method corrects.
+A gap is paired: it compares a run with the unquantized run of the same seed, and so of the same
+data in the same order. Holm's method corrects the p-values for the number of variants.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass, replace
 from mqo.extras import package
 
 LEVEL = 0.95
-POWER = 0.8  # with which `smallest` would have been seen
+POWER = 0.8  # of detecting `smallest`
 RESAMPLES = 9999
-LEAST_OF_BOOTSTRAP = 3  # values; of two it has three means
+LEAST_OF_BOOTSTRAP = 3  # values; resampling two has only three means
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Of the mean of paired gaps, all relative (0.01: one percent).
+    """The mean of paired gaps and its statistics, all relative (0.01: one percent).
 
     low, high: its interval at LEVEL, by Student's t. bootstrap: the same by resampling (bias
-    corrected, accelerated), None of fewer than LEAST_OF_BOOTSTRAP values or where they are equal.
-    p: of no gap, by the two-sided t-test; adjusted: by Holm, over the variants of a comparison.
-    smallest: the least mean gap that this number of seeds, with this variance, would show at LEVEL
-    with POWER. All are None for a single value.
+    corrected, accelerated), None if there are fewer than LEAST_OF_BOOTSTRAP values or all are
+    equal. p: the p-value of the two-sided t-test; adjusted: after Holm correction for the variants
+    of a comparison. smallest: the smallest mean gap that this many seeds, with this variance, would
+    detect with POWER in one t-test at LEVEL, without Holm correction. All are None for one value.
     """
 
     values: tuple[float, ...]
@@ -41,21 +41,22 @@ class Evidence:
 
     @property
     def seen(self) -> bool | None:
-        """Return whether there is a difference, all comparisons counted; None if unknown."""
+        """Return whether the gap is significant after Holm correction; None if unknown."""
         return None if self.adjusted is None else self.adjusted < 1 - LEVEL
 
 
 def evidence(gaps: Sequence[Sequence[float] | None]) -> list[Evidence | None]:
-    """Return what each variant's gaps show, together one comparison; None for those without any."""
-    found = [_alone(tuple(values)) if values else None for values in gaps]
-    adjusted = iter(holm([one.p for one in found if one and one.p is not None]))
+    """Return the evidence of each variant of one comparison; None for a variant without gaps."""
+    results = [_alone(tuple(values)) if values else None for values in gaps]
+    adjusted = iter(holm([result.p for result in results if result and result.p is not None]))
     return [
-        replace(one, adjusted=next(adjusted)) if one and one.p is not None else one for one in found
+        replace(result, adjusted=next(adjusted)) if result and result.p is not None else result
+        for result in results
     ]
 
 
 def holm(chances: Sequence[float]) -> list[float]:
-    """Return p values corrected for their number: the least times n, the next times n - 1, ..."""
+    """Return p-values after Holm correction: the smallest times n, the next times n - 1, ..."""
     adjusted, largest = [0.0] * len(chances), 0.0
     for rank, i in enumerate(sorted(range(len(chances)), key=lambda i: chances[i])):
         largest = max(largest, min(1.0, (len(chances) - rank) * chances[i]))
@@ -70,7 +71,7 @@ def _alone(values: tuple[float, ...]) -> Evidence:
     error = statistics.stdev(values) / math.sqrt(count)
     student = package("scipy.stats").t(count - 1)
     within = float(student.ppf((1 + LEVEL) / 2))
-    # Equal gaps leave nothing to doubt: 1 where they are zero, else 0.
+    # Equal gaps have no variance: p is 1 if they are zero, else 0.
     p = 2 * float(student.sf(abs(mean) / error)) if error else float(mean == 0)
     return Evidence(
         values,
@@ -88,9 +89,9 @@ def _bootstrap(values: tuple[float, ...]) -> tuple[float, float] | None:
 
     if len(values) < LEAST_OF_BOOTSTRAP or len(set(values)) == 1:
         return None
-    found = (
+    interval = (
         package("scipy.stats")
         .bootstrap((values,), np.mean, confidence_level=LEVEL, n_resamples=RESAMPLES, rng=0)
         .confidence_interval
     )
-    return (float(found.low), float(found.high)) if math.isfinite(found.low) else None
+    return (float(interval.low), float(interval.high)) if math.isfinite(interval.low) else None

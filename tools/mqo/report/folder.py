@@ -1,4 +1,4 @@
-"""The folder of a report: the page, pictures and tables, written whole or not at all."""
+"""Write the folder of a report, with its page, pictures and tables, completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = "index.html"
 
 
 def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool = False) -> None:
-    """Write all files of the report; `out` is the old report or the new one, whole."""
+    """Write all files of the report; at any time `out` is the complete old or new one."""
     import datetime
 
     from mqo.launch.naming import folder_part
@@ -51,15 +51,15 @@ def replaced(target: Path) -> Iterator[Path]:
     ours = (target / PAGE).exists() and (target / "report.json").exists()
     if target.exists() and not ours and not (target.is_dir() and not any(target.iterdir())):
         raise RunError(
-            f"{target} holds something else than a report",
+            f"{target} holds something other than a report",
             expected="a new folder, or an older report, which is replaced",
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     with (
         full_disk_of(target.parent),
-        temporary_folder(f".{target.name}-", target.parent) as place,
+        temporary_folder(f".{target.name}-", target.parent) as folder,
     ):
-        new, old = place / "new", place / "old"
+        new, old = folder / "new", folder / "old"
         new.mkdir()
         yield new
         if target.exists():

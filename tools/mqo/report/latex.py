@@ -40,23 +40,23 @@ def table(group: Group) -> str:
 
 
 def line(row: Row) -> str:
-    """Return a variant's cells; values that were not measured, or need several seeds, are empty."""
+    """Return a variant's cells; values not measured, or that need several seeds, are empty."""
     loss = f"{row.loss.mean:.4f}" if row.loss else ""
     cells = (escape(row.label), str(len(row.runs)), loss, *gap_cells(row.evidence.get("gap")))
     return " & ".join(cells)
 
 
-def gap_cells(found: Evidence | None) -> tuple[str, str, str]:
+def gap_cells(gap: Evidence | None) -> tuple[str, str, str]:
     """Return the gap, its interval and p."""
-    if found is None:
+    if gap is None:
         return "", "", ""
-    mean = f"${100 * found.mean:+.2f}$"
-    if found.low is None or found.high is None or found.adjusted is None:
+    mean = f"${100 * gap.mean:+.2f}$"
+    if gap.low is None or gap.high is None or gap.adjusted is None:
         return mean, "", ""
-    interval = f"$[{100 * found.low:+.2f}, {100 * found.high:+.2f}]$"
-    return mean, interval, "$<0.001$" if found.adjusted < 0.001 else f"${found.adjusted:.3f}$"
+    interval = f"$[{100 * gap.low:+.2f}, {100 * gap.high:+.2f}]$"
+    return mean, interval, "$<0.001$" if gap.adjusted < 0.001 else f"${gap.adjusted:.3f}$"
 
 
 def escape(text: str) -> str:
-    """Return text as LaTeX prints it."""
+    """Return text with LaTeX's special characters escaped."""
     return "".join(_SPECIAL.get(character, character) for character in text)

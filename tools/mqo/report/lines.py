@@ -15,7 +15,7 @@ WIDTH, MOST_OF_LABEL = 80, 27  # columns of a line, and of a mode's name in it
 def summary(group: Group) -> Iterator[str]:
     """Yield a comparison for the terminal, in lines of at most WIDTH columns.
 
-    First what tells it from other comparisons, then each mode's gap, then what the rule chooses.
+    First the differences to other comparisons, then each mode's gap, then the rule's choice.
     """
     from mqo.report.page import shown, unseen
 
@@ -33,17 +33,17 @@ def summary(group: Group) -> Iterator[str]:
         yield f"  {short:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {shown(gap)}"
         if words := unseen(gap):
             yield from _wrapped(words, " " * (width + 4))
-    found = group.verdict
-    if found.choice:
-        rule = f"By the rule of docs/report.md, with T = {found.tolerance:.2%}"
-        firm = "." if not found.doubts else ", but the evidence does not separate the modes:"
+    verdict = group.verdict
+    if verdict.choice:
+        rule = f"By the rule of docs/report.md, with T = {verdict.tolerance:.2%}"
+        firm = "." if not verdict.doubts else ", but the evidence does not separate the modes:"
         yield from _wrapped(f"{rule}, take {group.choice}{firm}")
-    for text in found.doubts:
+    for text in verdict.doubts:
         yield from _wrapped(text)
 
 
 def _wrapped(text: str, indent: str = "  ") -> list[str]:
-    """Return a text in lines of at most WIDTH columns, those after the first indented further."""
+    """Return a text in lines of at most WIDTH columns; those after the first are indented more."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False
     )

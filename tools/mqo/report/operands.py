@@ -1,4 +1,4 @@
-"""What quantizers measured through training: a map a quantity and operand, of blocks over steps."""
+"""Statistics of quantized operands over training: one map per quantity and operand."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class Map:
 
     @property
     def rows(self) -> list[str]:
-        """Return the blocks as they are shown."""
+        """Return the blocks as text for the axis."""
         return ["other" if block == OUTSIDE else str(block) for block in self.blocks]
 
 
 def maps(runs: Iterable[Mapping[str, Series]]) -> list[Map]:
-    """Return the maps of runs' metrics together, by site and operand; none without statistics."""
+    """Return the maps of several runs' metrics, by site and operand; none without statistics."""
     cells: dict[tuple[str, str], dict[tuple[int, int], list[float]]] = defaultdict(
         lambda: defaultdict(list)
     )
     for name, series in (item for metrics in runs for item in metrics.items()):
-        found = _NAME.fullmatch(name)
-        if found is None or found["quantity"] not in QUANTITIES:
+        match = _NAME.fullmatch(name)
+        if match is None or match["quantity"] not in QUANTITIES:
             continue
-        block = _BLOCK.search(found["layer"])
-        key = f"{found['site']}.{found['operand']}", found["quantity"]
+        block = _BLOCK.search(match["layer"])
+        key = f"{match['site']}.{match['operand']}", match["quantity"]
         for step, value in series:
             cells[key][int(block[1]) if block else OUTSIDE, step].append(value)
     order = list(QUANTITIES)
@@ -60,7 +60,7 @@ def maps(runs: Iterable[Mapping[str, Series]]) -> list[Map]:
 
 
 def _rank(operand: str) -> tuple[int, str]:
-    """Order operands as a step meets their sites."""
+    """Return the key that sorts operands by the order of sites in a step."""
     site = operand.partition(".")[0]
     return (SITES.index(site) if site in SITES else len(SITES), operand)
 
@@ -73,7 +73,7 @@ def _map(operand: str, quantity: str, cells: Mapping[tuple[int, int], Sequence[f
 
 
 def _thinned(steps: Sequence[int]) -> tuple[int, ...]:
-    """Return COLUMNS of the steps at most, the first and the last one among them."""
+    """Return at most COLUMNS of the steps, including the first and the last."""
     if len(steps) <= COLUMNS:
         return tuple(steps)
     return tuple(steps[round(n * (len(steps) - 1) / (COLUMNS - 1))] for n in range(COLUMNS))
@@ -89,9 +89,9 @@ def shown(quantity: str, value: float) -> str:
     return f"{value:.1f} dB" if quantity == "sqnr_db" else f"{value:.2%}"
 
 
-def ranges(found: Iterable[Map]) -> dict[str, tuple[float, float]]:
-    """Return {quantity: its least and largest value}, which maps that are compared share."""
+def ranges(grids: Iterable[Map]) -> dict[str, tuple[float, float]]:
+    """Return {quantity: (minimum, maximum)}, the color range that the maps share."""
     known: dict[str, list[float]] = defaultdict(list)
-    for one in found:
-        known[one.quantity] += [v for row in one.values for v in row if math.isfinite(v)]
+    for grid in grids:
+        known[grid.quantity] += [v for row in grid.values for v in row if math.isfinite(v)]
     return {quantity: (min(values), max(values)) for quantity, values in known.items() if values}

@@ -1,9 +1,9 @@
 "use strict";
-// Draws the plots, in the page's own colors, and opens the diffs. Everything it needs is here.
+// Draw the plots in the page's colors, and open the diffs, without any other file.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const dark = matchMedia("(prefers-color-scheme: dark)");
-  const PAPER = { width: 620, height: 280 }; // what the narrower of the usual sheets have room for
+  const PAPER = { width: 620, height: 280 }; // fits the narrower of the usual paper sizes
   let printing = false;
 
   async function unpacked(id) {
@@ -19,35 +19,35 @@
     section,
     ...data.groups[section.dataset.group], // curves, gaps, and which variants are shown
     range: null,
-    steps: Math.max(...data.groups[section.dataset.group].curves.map((one) => one.loss.x.at(-1))),
+    steps: Math.max(...data.groups[section.dataset.group].curves.map((item) => item.loss.x.at(-1))),
     plots: [...section.querySelectorAll(".plot")],
   }));
 
-  const colorOf = (one) => (dark.matches && !printing ? one.look.dark : one.look.light);
+  const colorOf = (item) => (dark.matches && !printing ? item.look.dark : item.look.light);
 
   // The range of the seeds, as an area between two lines that are not drawn.
-  function band(group, kind, one) {
-    const { x, low, high } = one[kind];
+  function band(group, kind, item) {
+    const { x, low, high } = item[kind];
     if (!low) return [];
     const edge = {
-      x, name: one.label, type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip",
-      visible: group.shown.includes(one.variant), meta: "band",
+      x, name: item.label, type: "scatter", mode: "lines", line: { width: 0 }, hoverinfo: "skip",
+      visible: group.shown.includes(item.variant), meta: "band",
     };
-    return [{ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: colorOf(one) + "2e" }];
+    return [{ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: colorOf(item) + "2e" }];
   }
 
-  function trace(group, kind, one) {
-    const points = one[kind];
-    const color = colorOf(one);
+  function trace(group, kind, item) {
+    const points = item[kind];
+    const color = colorOf(item);
     const few = points.x.length < 30;
-    const marked = one.symbol !== "circle"; // another variant has this color and dash
+    const marked = item.symbol !== "circle"; // another variant has this color and dash
     return {
-      x: points.x, y: points.y, name: one.label, type: "scatter",
+      x: points.x, y: points.y, name: item.label, type: "scatter",
       mode: kind === "valid" || few || marked ? "lines+markers" : "lines",
-      visible: group.shown.includes(one.variant),
-      line: { color, dash: one.look.dash, width: kind === "valid" ? 2 : 1.6 },
+      visible: group.shown.includes(item.variant),
+      line: { color, dash: item.look.dash, width: kind === "valid" ? 2 : 1.6 },
       marker: {
-        color, symbol: one.symbol, size: kind === "valid" || marked ? 7 : 5,
+        color, symbol: item.symbol, size: kind === "valid" || marked ? 7 : 5,
         maxdisplayed: kind === "valid" || few ? 0 : 12,
       },
       hovertemplate: "%{y:.4f}",
@@ -55,15 +55,15 @@
   }
 
   // A mode's mean gap, and its interval.
-  function interval(one) {
-    const color = colorOf(one);
-    const known = one.low !== null;
+  function interval(item) {
+    const color = colorOf(item);
+    const known = item.low !== null;
     return {
-      x: [one.mean], y: [one.label], name: one.label, type: "scatter", mode: "markers",
+      x: [item.mean], y: [item.label], name: item.label, type: "scatter", mode: "markers",
       marker: { color, size: 9 },
       error_x: {
         type: "data", symmetric: false, visible: known, color, thickness: 2, width: 4,
-        array: [known ? one.high - one.mean : 0], arrayminus: [known ? one.mean - one.low : 0],
+        array: [known ? item.high - item.mean : 0], arrayminus: [known ? item.mean - item.low : 0],
       },
       hovertemplate: "%{x:+.3%}",
     };
@@ -73,26 +73,26 @@
     return {
       ...base, hovermode: "closest", dragmode: false, height: 90 + 26 * count,
       xaxis: { ...base.xaxis, range: undefined, autorange: true, rangemode: "tozero", zeroline: true,
-        tickformat: "+.2~%", title: { text: "loss, from the unquantized run's", standoff: 6 } },
+        tickformat: "+.2~%", title: { text: "gap of the final loss to the unquantized run", standoff: 6 } },
       yaxis: { ...base.yaxis, type: "category", autorange: "reversed", zeroline: false },
     };
   }
 
   function layout(group, kind) {
-    const of = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
     const axis = {
-      gridcolor: of("--line"), linecolor: of("--line"), zerolinecolor: of("--soft"),
+      gridcolor: color("--line"), linecolor: color("--line"), zerolinecolor: color("--soft"),
       zerolinewidth: 1, automargin: true,
     };
     const range = group.range ?? [0, 1.03 * group.steps];
     return {
       paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false,
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: of("--soft") },
+      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: color("--soft") },
       margin: { l: 44, r: 10, t: 10, b: 36 },
       xaxis: { ...axis, range: [...range], zeroline: false, title: { text: "step", standoff: 6 } },
       yaxis: { ...axis, zeroline: kind === "difference" },
       hovermode: "x unified",
-      hoverlabel: { bgcolor: of("--card"), bordercolor: of("--line"), font: { color: of("--ink") } },
+      hoverlabel: { bgcolor: color("--card"), bordercolor: color("--line"), font: { color: color("--ink") } },
       dragmode: "zoom",
       ...(printing ? PAPER : { autosize: true }),
     };
@@ -109,21 +109,21 @@
       if (kind === "gaps") {
         const traces = group.gaps.map(interval);
         const base = layout(group, kind);
-        const still = { ...config, displayModeBar: false }; // its buttons would lie over an interval
+        const still = { ...config, displayModeBar: false }; // its buttons would cover an interval
         return Plotly.react(plot, traces, gapLayout(base, traces.length), still);
       }
-      const curves = group.curves.filter((one) => one[kind].x.length);
+      const curves = group.curves.filter((item) => item[kind].x.length);
       if (!curves.length) {
         plot.classList.add("empty");
         plot.textContent = kind === "valid" ? "No validation was recorded." : "Nothing to compare.";
         return null;
       }
-      const of = (make) => curves.flatMap((one) => make(group, kind, one));
-      return Plotly.react(plot, [...of(band), ...of(trace)], layout(group, kind), config);
+      const tracesOf = (make) => curves.flatMap((item) => make(group, kind, item));
+      return Plotly.react(plot, [...tracesOf(band), ...tracesOf(trace)], layout(group, kind), config);
     }));
   }
 
-  // All plots of a group have one range of steps.
+  // All plots of a group share the range of steps.
   function follow(group, plot) {
     if (!plot.on || plot.dataset.kind === "gaps") return;
     plot.on("plotly_relayout", (change) => {
@@ -138,14 +138,14 @@
 
   function toggle(group, button) {
     const { variant } = button.dataset;
-    const rest = group.shown.filter((one) => one !== variant);
+    const rest = group.shown.filter((item) => item !== variant);
     if (rest.length === group.shown.length) {
-      if (rest.length === data.most) rest.splice(rest.findIndex((one) => one !== data.baseline), 1);
+      if (rest.length === data.most) rest.splice(rest.findIndex((item) => item !== data.baseline), 1);
       rest.push(variant);
     }
     group.shown = rest;
-    for (const one of group.section.querySelectorAll(".legend button"))
-      one.setAttribute("aria-pressed", String(group.shown.includes(one.dataset.variant)));
+    for (const item of group.section.querySelectorAll(".legend button"))
+      item.setAttribute("aria-pressed", String(group.shown.includes(item.dataset.variant)));
     draw(group);
   }
 
@@ -175,15 +175,15 @@
 
   let maps = null;
 
-  function heatmap(place, one, range) {
+  function heatmap(target, item, range) {
     const base = layout({ range: null, steps: 1 }, "map");
-    const share = one.quantity !== "sqnr_db";
+    const share = item.quantity !== "sqnr_db";
     const trace = {
-      type: "heatmap", x: one.x.map(String), y: one.y, z: one.z, colorscale: "Cividis", showscale: false,
+      type: "heatmap", x: item.x.map(String), y: item.y, z: item.z, colorscale: "Cividis", showscale: false,
       zmin: range[0], zmax: range[1], hoverongaps: false,
       hovertemplate: `step %{x}, block %{y}: %{z:${share ? ".2%" : ".1f"}}${share ? "" : " dB"}<extra></extra>`,
     };
-    return Plotly.react(place, [trace], {
+    return Plotly.react(target, [trace], {
       ...base, margin: { l: 28, r: 4, t: 4, b: 22 }, hovermode: "closest", dragmode: false,
       xaxis: { ...base.xaxis, type: "category", range: undefined, title: undefined, nticks: 4 },
       yaxis: { ...base.yaxis, type: "category", autorange: "reversed", nticks: 5 },
@@ -194,16 +194,16 @@
   async function showMaps(details) {
     maps ??= unpacked("maps").then(JSON.parse);
     const known = (await maps)[details.closest("section").dataset.group];
-    const place = details.querySelector(".maps");
-    place.replaceChildren();
-    for (const one of known.maps[details.querySelector("select").value]) {
+    const target = details.querySelector(".maps");
+    target.replaceChildren();
+    for (const item of known.maps[details.querySelector("select").value]) {
       const figure = element("figure");
       const plot = element("div", "", "map");
       plot.setAttribute("role", "img");
-      plot.setAttribute("aria-label", `${one.title}, blocks over steps`);
-      figure.append(element("figcaption", one.title), plot);
-      place.append(figure);
-      await heatmap(plot, one, known.ranges[one.quantity]);
+      plot.setAttribute("aria-label", `${item.title}, blocks over steps`);
+      figure.append(element("figcaption", item.title), plot);
+      target.append(figure);
+      await heatmap(plot, item, known.ranges[item.quantity]);
     }
   }
 
@@ -218,24 +218,24 @@
 
   // -- diffs ------------------------------------------------------------------------------------
 
-  const KINDS = { site: "Quant sites", other: "Other changes", added: "Files of ours" };
+  const KINDS = { site: "Quant sites", other: "Other changes", added: "Added files" };
   const MARKS = { "+": "a", "-": "r", "@": "h" };
   const HEAD = /^(diff --git |--- (a\/|\/dev)|\+\+\+ (b\/|\/dev))/;
   let parts = null;
 
   function element(name, text, className) {
-    const made = document.createElement(name);
-    if (text) made.textContent = text;
-    if (className) made.className = className;
-    return made;
+    const node = document.createElement(name);
+    if (text) node.textContent = text;
+    if (className) node.className = className;
+    return node;
   }
 
-  async function showPart(place, digest) {
+  async function showPart(target, digest) {
     parts ??= unpacked("parts").then(JSON.parse);
     const pre = element("pre");
     for (const line of (await parts)[digest].trimEnd().split("\n"))
       pre.append(element("span", line || " ", HEAD.test(line) ? "h" : MARKS[line[0]]));
-    place.append(pre);
+    target.append(pre);
   }
 
   function file(row) {
@@ -248,16 +248,16 @@
   }
 
   function showDiff(details) {
-    const place = details.querySelector("div");
+    const target = details.querySelector("div");
     const rows = data.diffs[details.dataset.diff];
     for (const [kind, title] of Object.entries(KINDS)) {
       const these = rows.filter((row) => row.kind === kind);
       if (!these.length) continue;
-      place.append(element("h4", title));
+      target.append(element("h4", title));
       for (const row of these) {
-        const made = file(row);
-        place.append(made);
-        made.open = kind === "site";
+        const node = file(row);
+        target.append(node);
+        node.open = kind === "site";
       }
     }
   }

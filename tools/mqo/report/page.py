@@ -1,4 +1,4 @@
-"""The report's page: one file that needs no other, and no network."""
+"""The report's page: one file that needs no other file and no network."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PACKAGES = ("torch", "numpy", "numba", "triton", "transformers", "tokenizers")
 
 
 def templates(*packages: str) -> Environment:
-    """Return what renders the pages in these packages; each may include the others'."""
+    """Return what renders the templates of these packages, which may include each other."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -70,7 +70,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
     return environment.get_template("page.html.j2").render(
         groups=groups,
         curves=curves,
-        shown=[one["shown"] for one in drawn],
+        shown=[group["shown"] for group in drawn],
         operands=operands,
         maps=packed(json.dumps(operands)),
         left_out=left_out,
@@ -85,7 +85,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
 
 
 class Diffs:
-    """The runs' overlay.diff: each file's part once, and each list of parts once."""
+    """The runs' overlay.diff: each file's part once, and each different list of parts once."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.parts: dict[str, str] = {}
@@ -97,11 +97,11 @@ class Diffs:
                 self.listed.append(rows)
 
     def number(self, run: Run) -> int:
-        """Return the index of the run's diff in `listed`."""
+        """Return the index in `listed` of a run's diff."""
         return self.listed.index([_listed(change) for change in run.changes])
 
     def summary(self, run: Run) -> str:
-        """Return how many files and lines."""
+        """Return the number of files and lines."""
         rows = self.listed[self.number(run)]
         added, removed = (sum(row[name] for row in rows) for name in ("added", "removed"))
         return f"{len(rows)} files, +{added:,} -{removed:,} lines"
@@ -116,19 +116,19 @@ def _listed(change: FileChange) -> dict[str, Any]:
 
 
 def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    gaps = [_gap(row, found) for row in group.forest if (found := row.evidence["gap"])]
+    gaps = [_gap(row, gap) for row in group.forest if (gap := row.evidence["gap"])]
     return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)}
 
 
-def _gap(row: Row, found: Evidence) -> dict[str, Any]:
-    """Return what the forest plot shows of a variant."""
-    values = {name: getattr(found, name) for name in ("mean", "low", "high")}
+def _gap(row: Row, gap: Evidence) -> dict[str, Any]:
+    """Return the data of a variant in the forest plot."""
+    values = {name: getattr(gap, name) for name in ("mean", "low", "high")}
     finite = {name: None if x is None or not math.isfinite(x) else x for name, x in values.items()}
     return {"variant": row.variant, "label": row.label, "look": asdict(look(row.types))} | finite
 
 
 def _means(group: Group, points: int) -> str:
-    """Return what a point of the longest curve is, where that is not a step."""
+    """Return how many steps a point of the longest curve averages, if more than one."""
     each = steps_a_point(max(len(run.train) for run in group.runs), points)
     return f", means of {each} steps" if each > 1 else ""
 
@@ -147,9 +147,9 @@ def _curve(curve: Curve) -> dict[str, Any]:
 
 def _points(band: Band) -> dict[str, list]:
     """Return {x: steps, y: means}, and the range if there is one; None for what is not finite."""
-    made: dict[str, list] = {"x": list(band.steps), "y": _values(band.mean)}
+    points: dict[str, list] = {"x": list(band.steps), "y": _values(band.mean)}
     several = band.low != band.high
-    return made | ({"low": _values(band.low), "high": _values(band.high)} if several else {})
+    return points | ({"low": _values(band.low), "high": _values(band.high)} if several else {})
 
 
 def _values(values: Sequence[float], digits: int = 7) -> list[float | None]:
@@ -158,20 +158,20 @@ def _values(values: Sequence[float], digits: int = 7) -> list[float | None]:
 
 def _operands(group: Group) -> dict[str, Any]:
     """Return each variant's maps, for all seeds, and the range of each quantity in all of them."""
-    found = {row.variant: maps(run.quantizers for run in row.runs) for row in group.rows}
+    by_variant = {row.variant: maps(run.quantizers for run in row.runs) for row in group.rows}
     return {
-        "ranges": ranges(one for these in found.values() for one in these),
-        "maps": {name: [_map(one) for one in these] for name, these in found.items() if these},
+        "ranges": ranges(grid for these in by_variant.values() for grid in these),
+        "maps": {name: list(map(_map, these)) for name, these in by_variant.items() if these},
     }
 
 
-def _map(one: Map) -> dict[str, Any]:
-    values = [_values(row, 4) for row in one.values]
-    about = {"title": f"{one.operand} {QUANTITIES[one.quantity]}", "quantity": one.quantity}
-    return about | {"x": one.steps, "y": one.rows, "z": values}
+def _map(grid: Map) -> dict[str, Any]:
+    values = [_values(row, 4) for row in grid.values]
+    about = {"title": f"{grid.operand} {QUANTITIES[grid.quantity]}", "quantity": grid.quantity}
+    return about | {"x": grid.steps, "y": grid.rows, "z": values}
 
 
-# -- what the page carries ------------------------------------------------------------------------
+# -- embedded data --------------------------------------------------------------------------------
 
 
 def plotly_source() -> str:
@@ -180,12 +180,12 @@ def plotly_source() -> str:
 
 
 def packed(text: str) -> str:
-    """Return text for the page's script to unpack: plotly takes a third so, the diffs a quarter."""
+    """Compress text for the page's script: plotly shrinks to a third, diffs to a quarter."""
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
 
 
 def as_script(data: Mapping[str, Any]) -> str:
-    """Return JSON that ends no script element."""
+    """Return JSON that cannot end a script element."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
@@ -193,7 +193,7 @@ def as_script(data: Mapping[str, Any]) -> str:
 
 
 def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
-    """Return the mean, and its deviation where there are several."""
+    """Return the mean, and the deviation of several values."""
     if spread is None:
         return NOTHING
     if not math.isfinite(spread.mean):
@@ -202,24 +202,24 @@ def number(spread: Spread | None, form: str = ".4f", scale: float = 1) -> str:
     return f"{spread.mean * scale:{form}}{more}".replace("-", MINUS)
 
 
-def shown(found: Evidence | None, digits: int = 2) -> str:
-    """Return a relative difference in percent, and the interval of its mean where there is one."""
-    if found is None:
+def shown(gap: Evidence | None, digits: int = 2) -> str:
+    """Return a relative difference in percent, with the interval of its mean if it has one."""
+    if gap is None:
         return NOTHING
-    if not math.isfinite(found.mean):
+    if not math.isfinite(gap.mean):
         return "not finite"
-    text = f"{100 * found.mean:+.{digits}f}%"
-    if found.low is not None and found.high is not None:
-        text += f" [{100 * found.low:+.{digits}f}, {100 * found.high:+.{digits}f}]"
+    text = f"{100 * gap.mean:+.{digits}f}%"
+    if gap.low is not None and gap.high is not None:
+        text += f" [{100 * gap.low:+.{digits}f}, {100 * gap.high:+.{digits}f}]"
     return text.replace("-", MINUS)
 
 
-def unseen(found: Evidence | None, digits: int = 2) -> str:
-    """Return what to say of a difference that was not seen; nothing of others."""
-    if found is None or found.seen is not False or found.smallest is None:
+def unseen(gap: Evidence | None, digits: int = 2) -> str:
+    """Return a note for a gap that was not seen; '' for other gaps."""
+    if gap is None or gap.seen is not False or gap.smallest is None:
         return ""
-    count = len(found.values)
-    return f"no difference seen; {count} seeds would show {found.smallest:.{digits}%}"
+    count = len(gap.values)
+    return f"no difference seen; {count} seeds would detect {gap.smallest:.{digits}%}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -228,7 +228,7 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def size(spread: Spread | None) -> str:
-    """Return bytes as GiB, or MiB below one."""
+    """Return bytes as GiB, or as MiB below 1 GiB."""
     if spread is None:
         return NOTHING
     unit, scale = ("GiB", 2**30) if spread.mean >= 2**30 else ("MiB", 2**20)

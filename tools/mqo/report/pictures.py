@@ -1,4 +1,4 @@
-"""Pictures for papers and terminals: loss curves, and gaps with their intervals."""
+"""Draw loss curves, gaps with their intervals, and maps of operands, for papers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TICKS = 5  # of an axis, at most
 ENDINGS = tuple(f".{name}" for name in FORMATS)
 PANELS = {
     "loss": "training loss",
-    "difference": "difference to the unquantized run of the same seed",
+    "difference": "difference from the unquantized run of the same seed",
     "valid": "validation loss",
 }
 
@@ -30,15 +30,15 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
     """Draw the losses of runs, finished or not, to `target` (.png, .svg or .pdf).
 
     Raises:
-        RunError: a run has no loss, there are more than MOST curves, or `target` another ending.
+        RunError: a run has no loss, there are over MOST curves, or `target` has another ending.
     """
     _check_ending(target)
     curves = of_runs(runs)
     if len(curves) > MOST:
         raise RunError(
-            f"These runs are {len(curves)} curves, seeds of the same counted once",
+            f"These runs make {len(curves)} curves, one for all seeds of a mode",
             expected=f"at most {MOST}, which can be told apart",
-            help="`mqo report` makes a page on which each can be shown by a click",
+            help="`mqo report` makes a page that shows each by a click",
         )
     with new_file(target) as file:
         draw_curves(curves, "", [file])
@@ -54,7 +54,7 @@ def _check_ending(target: Path) -> None:
 
 
 def draw(group: Group, target: Path) -> None:
-    """Draw a comparison's curves, MOST at most, to `target`.png, .svg and .pdf."""
+    """Draw a comparison's curves, at most MOST, to `target`.png, .svg and .pdf."""
     shown, curves = first(group), of_group(group)
     title = group.title
     if len(shown) < len(curves):
@@ -64,7 +64,7 @@ def draw(group: Group, target: Path) -> None:
 
 
 def draw_curves(curves: Sequence[Curve], title: str, targets: Sequence[Path]) -> None:
-    """Draw a panel each for the losses that are known: the mean of seeds, and their range."""
+    """Draw one panel for each known loss: the mean over seeds, and their range."""
     plt = pyplot()
     kinds = [kind for kind in PANELS if any(getattr(curve, kind).steps for curve in curves)]
     height = 1.5 + 2.6 * len(kinds)
@@ -88,7 +88,7 @@ def _draw_band(axes: Any, curve: Curve, kind: str, *, labelled: bool) -> None:
     band, points = getattr(curve, kind), kind == "valid"
     style = {"color": curve.look.light, "linestyle": DASHES[curve.look.dash], "linewidth": 1.2}
     style |= {"marker": curve.symbol.matplotlib, "markersize": 4}
-    if not points:  # symbols where another curve has this color and dash, and far apart
+    if not points:  # sparse symbols, if another curve has this color and dash
         style |= {"markevery": 0.08} if curve.symbol != SYMBOLS[0] else {"marker": ""}
     if band.steps:
         axes.fill_between(band.steps, band.low, band.high, color=curve.look.light, alpha=0.18, lw=0)
@@ -96,7 +96,7 @@ def _draw_band(axes: Any, curve: Curve, kind: str, *, labelled: bool) -> None:
 
 
 def _draw_chance(axes: Any, kind: str, curves: Sequence[Curve]) -> None:
-    """Draw the loss of a guess where the curves agree on one, and it is not far above them."""
+    """Draw the chance level if all curves have the same one."""
     chance = {curve.chance for curve in curves}
     if kind != "difference" and len(chance) == 1 and (value := chance.pop()):
         axes.axhline(value, color="grey", linestyle="--", linewidth=0.8, label="chance, ln V")
@@ -115,11 +115,11 @@ class Gap:
 
 
 def draw_gaps(group: Group, target: Path) -> None:
-    """Draw a comparison's gaps to `target`_gaps.png, .svg and .pdf; nothing without any."""
+    """Draw a comparison's gaps to `target`_gaps.png, .svg and .pdf; nothing without gaps."""
     gaps = [
-        Gap(row.label, look(row.types).light, found)
+        Gap(row.label, look(row.types).light, evidence)
         for row in group.forest
-        if (found := row.evidence["gap"])
+        if (evidence := row.evidence["gap"])
     ]
     if gaps:
         title = "\n".join(filter(None, (group.title, group.subtitle)))
@@ -127,19 +127,19 @@ def draw_gaps(group: Group, target: Path) -> None:
 
 
 def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
-    """Draw each mean gap to the baseline with its 95 % interval, a row each, in percent."""
+    """Draw each mean gap to the baseline with its 95 % interval, in percent, one per row."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 1.4 + 0.32 * len(gaps)), layout="constrained")
-    for place, gap in enumerate(gaps):
-        found = gap.evidence
-        if found.low is not None and found.high is not None:
-            ends = [100 * found.low, 100 * found.high]
-            axes.plot(ends, [place, place], color=gap.color, linewidth=2)
-        axes.plot([100 * found.mean], [place], marker="o", color=gap.color)
+    for position, gap in enumerate(gaps):
+        evidence = gap.evidence
+        if evidence.low is not None and evidence.high is not None:
+            ends = [100 * evidence.low, 100 * evidence.high]
+            axes.plot(ends, [position, position], color=gap.color, linewidth=2)
+        axes.plot([100 * evidence.mean], [position], marker="o", color=gap.color)
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_yticks(range(len(gaps)), [gap.label for gap in gaps], fontsize=8)
     axes.set_ylim(len(gaps) - 0.5, -0.5)  # the first row on top
-    axes.set_xlabel("final loss, % from the unquantized run of the same seed; 95 % interval")
+    axes.set_xlabel("gap of the final loss to unquantized, same seed, %; 95 % interval")
     axes.set_title(title, fontsize=10, loc="left")
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right", "left"]].set_visible(False)
@@ -150,45 +150,45 @@ def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
 
 
 def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
-    """Draw what the quantizers of runs of one mode measured through training, to `target`.
+    """Draw the operand statistics of runs of one mode over training, to `target`.
 
     Raises:
-        RunError: the runs differ in more than seeds, measured nothing, or `target` is not a
+        RunError: the runs differ in more than seeds, have no statistics, or `target` is not a
         picture.
     """
     _check_ending(target)
     curves = of_runs(runs)
     if len(curves) > 1:
         raise RunError(
-            f"These runs are {len(curves)} modes",
-            expected="one, of one seed or of several, for a picture of its operands",
+            f"These runs have {len(curves)} modes",
+            expected="one mode, with one seed or several",
         )
-    found = maps(run.read_metrics() for run in runs)
-    if not found:
+    grids = maps(run.read_metrics() for run in runs)
+    if not grids:
         raise RunError(
             f"{runs[0].root} has no statistics of operands",
             expected="a run that quantizes, with --record-every of 1 or more",
         )
     with new_file(target) as file:
-        draw_maps(found, curves[0].label, [file])
+        draw_maps(grids, curves[0].label, [file])
 
 
-def draw_maps(found: Sequence[Map], title: str, targets: Sequence[Path]) -> None:
+def draw_maps(grids: Sequence[Map], title: str, targets: Sequence[Path]) -> None:
     """Draw one row per operand and one column per quantity: blocks over steps, with color bars."""
     plt = pyplot()
-    operands = list(dict.fromkeys(one.operand for one in found))
+    operands = list(dict.fromkeys(grid.operand for grid in grids))
     height = 1.2 + 1.15 * len(operands)
     figure, panels = plt.subplots(
         len(operands), len(QUANTITIES), squeeze=False, figsize=(9, height), layout="constrained"
     )
-    limits = ranges(found)
+    limits = ranges(grids)
     for axes in panels.flat:
         axes.set_visible(False)
     for column, (quantity, name) in enumerate(QUANTITIES.items()):
         image = None
-        for one in (one for one in found if one.quantity == quantity and quantity in limits):
-            axes = panels[operands.index(one.operand), column]
-            image = _draw_map(axes, one, limits[quantity])
+        for grid in (grid for grid in grids if grid.quantity == quantity and quantity in limits):
+            axes = panels[operands.index(grid.operand), column]
+            image = _draw_map(axes, grid, limits[quantity])
         if image is not None:
             unit = "" if quantity == "sqnr_db" else "share of elements"
             figure.colorbar(image, ax=panels[:, column], location="bottom", label=unit or "dB")
@@ -198,20 +198,20 @@ def draw_maps(found: Sequence[Map], title: str, targets: Sequence[Path]) -> None
     save(figure, targets)
 
 
-def _draw_map(axes: Any, one: Map, limits: tuple[float, float]) -> Any:
+def _draw_map(axes: Any, grid: Map, limits: tuple[float, float]) -> Any:
     axes.set_visible(True)
-    image = axes.imshow(one.values, aspect="auto", cmap="cividis", vmin=limits[0], vmax=limits[1])
+    image = axes.imshow(grid.values, aspect="auto", cmap="cividis", vmin=limits[0], vmax=limits[1])
     image.set_interpolation("nearest")
-    axes.set_yticks(*_some(one.rows), fontsize=7)
-    axes.set_xticks(*_some([str(step) for step in one.steps]), fontsize=7)
-    axes.set_ylabel(one.operand, fontsize=8)
+    axes.set_yticks(*_some(grid.rows), fontsize=7)
+    axes.set_xticks(*_some([str(step) for step in grid.steps]), fontsize=7)
+    axes.set_ylabel(grid.operand, fontsize=8)
     return image
 
 
 def _some(labels: Sequence[str]) -> tuple[list[int], list[str]]:
-    """Return the places of a few labels, and these."""
-    places = list(range(0, len(labels), -(-len(labels) // TICKS)))
-    return places, [labels[place] for place in places]
+    """Return the positions of a few labels, and these labels."""
+    positions = list(range(0, len(labels), -(-len(labels) // TICKS)))
+    return positions, [labels[position] for position in positions]
 
 
 # -- matplotlib ------------------------------------------------------------------------------------
@@ -230,18 +230,18 @@ def _dress(axes: Any, title: str) -> None:
 
 
 def save(figure: Any, targets: Sequence[Path]) -> None:
-    """Write a figure, and close it."""
+    """Write a figure to all targets, and close it."""
     for target in targets:
         figure.savefig(target, dpi=120)
     pyplot().close(figure)
 
 
 def pyplot() -> Any:
-    """Return matplotlib's interface, set up only for files."""
+    """Return matplotlib's pyplot, set up to write only files."""
     import matplotlib
 
     matplotlib.use("Agg")
-    matplotlib.rcParams["text.parse_math"] = False  # a name with $ is a name
+    matplotlib.rcParams["text.parse_math"] = False  # a $ in a name is a dollar sign
     import matplotlib.pyplot
 
     return matplotlib.pyplot

@@ -1,4 +1,4 @@
-"""The rows of a comparison: a variant's values over seeds, and its distance to the baseline."""
+"""The rows of a comparison: a variant's values over seeds, and its gap to the baseline."""
 
 import math
 import statistics
@@ -12,7 +12,7 @@ from mqo.matrix.tables import UNQUANTIZED as BASELINE
 from mqo.report.collect import Run
 from mqo.report.evidence import Evidence, evidence
 
-# Of the training losses the mean of this share, the last ones, is a run's final loss.
+# A run's final training loss is the mean of this last share of its losses.
 TAIL = 0.1
 # Values of a row that are relative to the baseline of the same seed.
 PAIRED = ("gap", "memory_saved", "speed_up")
@@ -20,14 +20,14 @@ PAIRED = ("gap", "memory_saved", "speed_up")
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean, and standard deviation (None of fewer than two), of a value over seeds."""
+    """Mean and standard deviation (None for fewer than two) of a value over seeds."""
 
     mean: float
     deviation: float | None
     values: tuple[float, ...]
 
     @classmethod
-    def of(cls, values: Iterable[float | None]) -> Self | None:
+    def over(cls, values: Iterable[float | None]) -> Self | None:
         """Return the spread of the values that are not None; None without any."""
         known = tuple(value for value in values if value is not None)
         if not known:
@@ -41,8 +41,8 @@ class Row:
     """A variant of a group: its runs' values over seeds.
 
     `gap` is relative to the baseline of the same seed (0.01: one percent more loss); `memory_saved`
-    and `speed_up` likewise, of runs on the same machine: 0.1 is a tenth less memory, a tenth more
-    tokens a second. `evidence` is what these three are of, by their names.
+    and `speed_up` likewise, for runs on the same machine: 0.1 is a tenth less memory, a tenth more
+    tokens per second. `evidence` has the statistics of these three by their names.
     """
 
     variant: str
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def share(self) -> float | None:
-        """Return the quantized part of the FLOPs; it depends on no seed."""
+        """Return the quantized part of the FLOPs; it does not depend on the seed."""
         return self.runs[0].share
 
 
@@ -84,15 +84,15 @@ def baselines(runs: Iterable[Run]) -> dict[str, Run]:
 
 
 def rows_of(runs: Sequence[Run], validated: bool) -> list[Row]:
-    """Return the baseline first, then the others by the quantized share, least first."""
+    """Return the baseline first, then the others by increasing quantized share."""
     variants: dict[str, list[Run]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run)
     bases = baselines(runs)
     rows = [_row(name, tuple(these), bases, validated) for name, these in variants.items()]
-    found = {name: evidence([_values(getattr(row, name)) for row in rows]) for name in PAIRED}
+    by_name = {name: evidence([_values(getattr(row, name)) for row in rows]) for name in PAIRED}
     rows = [
-        replace(row, evidence={name: shown[i] for name, shown in found.items()})
+        replace(row, evidence={name: shown[i] for name, shown in by_name.items()})
         for i, row in enumerate(rows)
     ]
     return sorted(rows, key=lambda row: (row.variant != BASELINE, row.share or 0, row.variant))
@@ -110,19 +110,19 @@ def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], vali
     return Row(
         variant=variant,
         runs=runs,
-        loss=Spread.of(final_loss(run, validated) for run in runs),  # type: ignore[arg-type]
-        gap=Spread.of(
+        loss=Spread.over(final_loss(run, validated) for run in runs),  # type: ignore[arg-type]
+        gap=Spread.over(
             final_loss(run, validated) / final_loss(base, validated) - 1 for run, base in pairs
         ),
-        tokens_per_s=Spread.of(run.tokens_per_s for run in runs),
-        step_time=Spread.of(run.step_time for run in runs),
-        peak_memory=Spread.of(run.peak_memory for run in runs),
-        memory_saved=Spread.of(
+        tokens_per_s=Spread.over(run.tokens_per_s for run in runs),
+        step_time=Spread.over(run.step_time for run in runs),
+        peak_memory=Spread.over(run.peak_memory for run in runs),
+        memory_saved=Spread.over(
             1 - run.peak_memory / base.peak_memory
             for run, base in near
             if run.peak_memory and base.peak_memory
         ),
-        speed_up=Spread.of(
+        speed_up=Spread.over(
             run.tokens_per_s / base.tokens_per_s - 1
             for run, base in near
             if run.tokens_per_s and base.tokens_per_s
@@ -138,11 +138,11 @@ def gap_of(row: Row) -> float:
 def quantized(types: Mapping[str, str], differing: Sequence[str] = ()) -> str:
     """Return the types, and the sites of each: 'mxfp8: fprop qk'; then those of libraries.
 
-    `differing` says how operands are quantized at sites whose layers differ.
+    `differing` lists how operands are quantized at sites whose layers differ.
     """
     sites: dict[str, list[str]] = {}
     for site in SITES:
         if types.get(site, NONE) != NONE:
             sites.setdefault(types[site], []).append(site)
-    named = [f"{kind}: {' '.join(of)}" for kind, of in sites.items()]
+    named = [f"{kind}: {' '.join(names)}" for kind, names in sites.items()]
     return "; ".join((*named, *library_labels(types), *differing)) or "nothing"

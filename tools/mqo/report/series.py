@@ -1,4 +1,4 @@
-"""Values over steps: thinned to what a plot can show, and several runs' as one band."""
+"""Series of values over steps: thinned for plots, and combined over runs to a band."""
 
 import math
 import statistics
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from mqo.runs import Series
 
-# The most points of a curve. A difference is small compared with the noise of single steps.
+# The maximum points of a curve. A difference is small compared with the noise of single steps.
 POINTS, DIFFERENCES = 1500, 150
 
 
 @dataclass(frozen=True)
 class Band:
-    """Values over steps of several runs: their mean, the least and the largest at each step.
+    """The mean, minimum and maximum over several runs at each step.
 
-    NaN where one of them is not finite.
+    They are NaN if a run's value is not finite.
     """
 
     steps: tuple[int, ...] = ()
@@ -25,7 +25,7 @@ class Band:
 
 
 def band(runs: Sequence[Series], points: int = POINTS) -> Band:
-    """Return the band of several runs at the steps that all have, each run thinned first."""
+    """Return the band of several runs at the steps that all have, each run averaged to `points`."""
     tables = [dict(series) for series in runs]
     shared = sorted(set.intersection(*map(set, tables))) if tables else []
     thin = [downsample([(step, table[step]) for step in shared], points) for table in tables]
@@ -40,18 +40,18 @@ def band(runs: Sequence[Series], points: int = POINTS) -> Band:
 
 
 def less(series: Series, base: Series) -> Series:
-    """Return a series less another one, at the steps that both have."""
+    """Return a series minus another one, at the steps that both have."""
     other = dict(base)
     return [(step, value - other[step]) for step, value in series if step in other]
 
 
 def steps_a_point(steps: int, points: int) -> int:
-    """Return how many steps a point is the mean of."""
+    """Return the number of steps that a point averages."""
     return math.ceil(steps / points) or 1
 
 
 def downsample(series: Series, points: int = POINTS) -> Series:
-    """Return means of as many steps as it takes, each at the last of them."""
+    """Return at most `points` means of consecutive steps, each at its last step."""
     each = steps_a_point(len(series), points)
     parts = [series[n : n + each] for n in range(0, len(series), each)]
     return [(part[-1][0], statistics.fmean(value for _, value in part)) for part in parts]

@@ -1,4 +1,4 @@
-"""How well every format holds a saved tensor, as tables; torch does it in a process of its own."""
+"""Tables of how well every format represents a saved tensor, computed in a process with torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,18 +27,18 @@ class TensorStats:
 def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
     """Measure those tensors of a safetensors file whose names match, with `tree`'s quantizers.
 
-    Without `tensors` the only one of the file is meant. DataError where none matches, or several
-    could be meant.
+    Without `tensors` the file must have only one. DataError if no tensor matches, or the choice is
+    ambiguous.
     """
     if not file.is_file():
-        raise DataError(f"There is no file {file}", expected="a file of safetensors")
-    found = _run(tree / PROGRAM, file, tensors, axis)
-    if found.tables:
-        return found
-    names = "".join(f"{t['name']}  {t['dtype']} {t['shape']}\n" for t in found.held)
+        raise DataError(f"{file} is not a file", expected="a safetensors file")
+    stats = _run(tree / PROGRAM, file, tensors, axis)
+    if stats.tables:
+        return stats
+    names = "".join(f"{t['name']}  {t['dtype']} {t['shape']}\n" for t in stats.held)
     meant = "matches " + " or ".join(tensors) if tensors else "was named"
     raise DataError(
-        f"{file.name} holds {len(found.held)} tensors, and none {meant}",
+        f"{file.name} holds {len(stats.held)} tensors, and none {meant}",
         expected="--tensor NAME, or a pattern such as 'fprop/*/x'",
         detail=names,
     )
@@ -53,8 +53,8 @@ def _run(program: Path, file: Path, tensors: Sequence[str], axis: int | None) ->
         raise RunError(f"{program.name} could not measure {file}: {error.found}") from error
 
 
-def lines(stats: TensorStats) -> list[str]:
-    """Return a table a tensor: SQNR in dB, underflow (of the nonzero) and saturation in percent."""
+def stats_lines(stats: TensorStats) -> list[str]:
+    """Return one table per tensor: SQNR in dB, underflow of nonzero values and saturation in %."""
     text = []
     for table in stats.tables:
         amax = float(table["amax"])

@@ -1,4 +1,4 @@
-"""The report's tables as plain rows, for CSV and JSON; None if nothing was measured."""
+"""The report's tables as plain rows, for CSV and JSON; None for values that were not measured."""
 
 import csv
 import json
@@ -28,37 +28,37 @@ def tables(groups: Sequence[Group], left_out: Sequence[LeftOut]) -> dict[str, Ta
         ],
         "verdicts": [_verdict(group) for group in groups],
         "runs": [_run(group, run) for group in groups for run in group.runs],
-        "left_out": [vars(one) for one in left_out],
+        "left_out": [vars(run) for run in left_out],
     }
 
 
-def write(folder: Path, made: Mapping[str, Table]) -> None:
-    """Write a CSV a table that has rows, and report.json with all of them."""
-    for name, rows in ((name, rows) for name, rows in made.items() if rows):
+def write(folder: Path, tables: Mapping[str, Table]) -> None:
+    """Write one CSV file per table with rows, and report.json with all tables."""
+    for name, rows in ((name, rows) for name, rows in tables.items() if rows):
         columns = list(dict.fromkeys(key for row in rows for key in row))
         with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-    text = json.dumps({"schema": 1} | jsonable(dict(made)), indent=1, allow_nan=False)
+    text = json.dumps({"schema": 1} | jsonable(dict(tables)), indent=1, allow_nan=False)
     (folder / "report.json").write_text(text + "\n", encoding="utf-8")
 
 
 def sites(row: Row) -> Table:
-    """Return what a variant's quantizers measured, by site and type, the mean over its runs."""
-    found: dict[tuple[str, str], list[Site]] = {}
+    """Return the measurements of a variant's quantizers by site and type, averaged over runs."""
+    by_type: dict[tuple[str, str], list[Site]] = {}
     for site in (site for run in row.runs for site in run.sites):
-        found.setdefault((site.site, site.quant_type), []).append(site)
+        by_type.setdefault((site.site, site.quant_type), []).append(site)
     return [
         {
             "site": site,
             "type": kind,
             "layers": rows[0].layers,
-            "calls": sum(one.calls for one in rows),
-            "sqnr_db": _mean(Spread.of(one.sqnr_db for one in rows)),
-            "underflow": _mean(Spread.of(one.underflow for one in rows)),
+            "calls": sum(measured.calls for measured in rows),
+            "sqnr_db": _mean(Spread.over(measured.sqnr_db for measured in rows)),
+            "underflow": _mean(Spread.over(measured.underflow for measured in rows)),
         }
-        for (site, kind), rows in found.items()
+        for (site, kind), rows in by_type.items()
     ]
 
 
@@ -69,50 +69,50 @@ def _names(group: Group, row: Row) -> dict[str, Any]:
 
 def _result(group: Group, row: Row) -> dict[str, Any]:
     kind = "validation" if group.validated else "training"
-    made = {
+    cells = {
         "quantized": quantized(row.types, row.runs[0].differing),
         "seeds": len(row.runs),
         "loss_kind": kind,
     }
     for name in VALUES:
         spread: Spread | None = getattr(row, name)
-        made |= {name: _mean(spread), f"{name}_deviation": spread and spread.deviation}
+        cells |= {name: _mean(spread), f"{name}_deviation": spread and spread.deviation}
     for name in PAIRED:
-        made |= _evidence(name, row.evidence.get(name))
-    return _names(group, row) | made | {"quantized_share": row.share}
+        cells |= _evidence(name, row.evidence.get(name))
+    return _names(group, row) | cells | {"quantized_share": row.share}
 
 
-def _evidence(name: str, found: Evidence | None) -> dict[str, Any]:
-    """Return the interval of a mean, and of the gap what else is known of it."""
-    low, high = (found.low, found.high) if found else (None, None)
-    made: dict[str, Any] = {f"{name}_low": low, f"{name}_high": high}
+def _evidence(name: str, evidence: Evidence | None) -> dict[str, Any]:
+    """Return the interval of a mean, and for the gap also the other statistics."""
+    low, high = (evidence.low, evidence.high) if evidence else (None, None)
+    cells: dict[str, Any] = {f"{name}_low": low, f"{name}_high": high}
     if name != "gap":
-        return made
-    again = (found and found.bootstrap) or (None, None)
-    made |= {"gap_bootstrap_low": again[0], "gap_bootstrap_high": again[1]}
+        return cells
+    again = (evidence and evidence.bootstrap) or (None, None)
+    cells |= {"gap_bootstrap_low": again[0], "gap_bootstrap_high": again[1]}
     names = {"gap_p": "p", "gap_p_holm": "adjusted", "gap_smallest": "smallest"}
-    return made | {ours: getattr(found, theirs, None) for ours, theirs in names.items()}
+    return cells | {ours: getattr(evidence, theirs, None) for ours, theirs in names.items()}
 
 
 def _verdict(group: Group) -> dict[str, Any]:
-    found = group.verdict
+    verdict = group.verdict
     return {
         "group": group.full_title,
         "differs": "; ".join(group.differs),
-        "choice": found.choice,
-        "firm": not found.doubts,
-        "tolerance": found.tolerance,
-        "reasons": " ".join(found.reasons),
-        "doubts": " ".join(found.doubts),
+        "choice": verdict.choice,
+        "firm": not verdict.doubts,
+        "tolerance": verdict.tolerance,
+        "reasons": " ".join(verdict.reasons),
+        "doubts": " ".join(verdict.doubts),
     }
 
 
 def _run(group: Group, run: Any) -> dict[str, Any]:
     names = ("name", "variant", "seed", "steps", "commit", "upstream", "python", "peak_memory")
-    made = {name: getattr(run, name) for name in (*names, "step_time", "tokens_per_s")}
-    made["loss"] = final_loss(run, group.validated)
+    cells = {name: getattr(run, name) for name in (*names, "step_time", "tokens_per_s")}
+    cells["loss"] = final_loss(run, group.validated)
     torch = run.packages.get("torch")
-    return {"group": group.full_title} | made | {"torch": torch, "machine": run.machine.line()}
+    return {"group": group.full_title} | cells | {"torch": torch, "machine": run.machine.line()}
 
 
 def _mean(spread: Spread | None) -> float | None:

@@ -67,7 +67,7 @@ def simulated(options: SimulationOptions, tree: Tree, say: Say) -> Simulation:
         planned.config.placement.cluster.processes,
     )
     job = RunJob.from_config(planned.config, machine, types, options.imbalance)
-    ranks = simulate(project, tree, Series.of(project), job, say)
+    ranks = simulate(project, tree, Series.of_project(project), job, say)
     return Simulation(planned.config, options.device, str(layout), options.imbalance, tuple(ranks))
 
 

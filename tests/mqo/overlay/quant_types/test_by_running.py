@@ -198,7 +198,7 @@ def test_what_may_be_set_is_what_depends_on_it(seeds):
     for seed in seeds:
         body = function(seed)
         text = filled(body, VALUES)
-        places = {place.site: place for place in sites.scan(ATTENTION, text.encode()).places}
+        places = {place.name: place for place in sites.scan(ATTENTION, text.encode()).sites}
         if any(not place.refusal for place in places.values()):
             accepted += 1
             assert [*faults(body, places)] == [], text

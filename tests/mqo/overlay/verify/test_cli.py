@@ -185,4 +185,8 @@ def test_a_tree_that_is_none_is_an_error_before_anything_is_tried(run, here, tmp
 def test_a_folder_without_megatron_is_an_error(run, here, tmp_path):
     code, out, err = run("--tree", str(tmp_path))
     assert (code, out) == (2, "")
-    assert "holds no vendored Megatron" in err
+    assert err == (
+        f"mqo: {tmp_path} holds no vendored Megatron. Expected: megatron/core and "
+        "megatron/training from the pinned wheel, or a git work tree of Megatron-LM. "
+        "Run `mqo vendor`.\n"
+    )

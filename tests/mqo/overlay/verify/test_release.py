@@ -106,7 +106,7 @@ def test_a_patch_that_makes_a_file_not_compile_is_red(trial):
 
 def test_a_patch_that_uses_a_name_which_the_release_does_not_have_is_red(trial):
     trial.change(SITE_PATCH, "custom_quant_type)", "custom_quant_type, weight)")
-    red(trial.verify(), f"{GEMMS} uses weight once patched, and binds no such name")
+    red(trial.verify(), f"{GEMMS} uses weight once patched, without binding it")
 
 
 # -- restore -----------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ def after_apply(monkeypatch, change):
 
 def test_a_file_that_restore_leaves_behind_is_red(trial, monkeypatch):
     after_apply(monkeypatch, lambda tree: (tree.root / "megatron/core/more.py").write_text(""))
-    red(trial.verify(), "megatron/core/more.py is left behind after restore")
+    red(trial.verify(), "megatron/core/more.py remains after restore")
 
 
 def test_a_restore_that_gives_back_other_bytes_is_red(trial, monkeypatch):
@@ -136,14 +136,14 @@ def test_a_restore_that_gives_back_other_bytes_is_red(trial, monkeypatch):
         (tree.root / PLAIN).write_bytes(b"start = old_engine.start\n")
 
     monkeypatch.setattr(module, "restore", restore_and_change)
-    red(trial.verify(), f"{PLAIN} is not the wheel's after restore")
+    red(trial.verify(), f"{PLAIN} differs from the wheel's after restore")
 
 
 def test_a_restore_that_does_nothing_is_red(trial, monkeypatch):
     monkeypatch.setattr(module, "restore", lambda tree, series: AlreadyPristine())
     result = trial.verify()
     for path in (PLAIN, GEMMS):
-        red(result, f"{path} is not the wheel's after restore")
+        red(result, f"{path} differs from the wheel's after restore")
     red(result, "counts as patched")
 
 

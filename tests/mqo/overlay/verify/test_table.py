@@ -1,6 +1,6 @@
 from mqo.overlay.series import Series
 from mqo.overlay.verify.release import EntryResult, Verified
-from mqo.overlay.verify.table import lines
+from mqo.overlay.verify.table import table_lines
 from mqo.project import Project
 
 APPLIED = (EntryResult("sites", "applied", 2), EntryResult("wide_rule", "not needed"))
@@ -16,7 +16,7 @@ def test_a_row_a_release_and_what_is_to_be_said_below():
         Verified("3.0.0", APPLIED, "failed", faults=("not finite", "left behind")),
         Verified("4.0.0", UNTRIED, error="no such wheel."),
     ]
-    assert lines(results) == [
+    assert table_lines(results) == [
         "             1.0 1.10 2.0  3.0  4.0",
         "sites        yes yes  LOST yes  ?",
         "wide_rule    -   -    -    -    ?",
@@ -31,17 +31,17 @@ def test_a_row_a_release_and_what_is_to_be_said_below():
 
 
 def test_green_releases_are_said_to_be_so():
-    assert lines([Verified("1.0.0", APPLIED, "run")])[-1] == "all green"
+    assert table_lines([Verified("1.0.0", APPLIED, "run")])[-1] == "all green"
 
 
 def test_releases_that_differ_in_their_last_number_only_are_named_whole():
     results = [Verified(version, APPLIED, "run") for version in ("1.0.0", "1.0.1")]
-    assert lines(results)[0].split() == ["1.0.0", "1.0.1"]
+    assert table_lines(results)[0].split() == ["1.0.0", "1.0.1"]
 
 
 def test_the_repositorys_series_on_all_releases_fits_80_columns():
-    entries = Series.of(Project.here()).entries
+    entries = Series.of_project(Project.here()).entries
     drifted = tuple(EntryResult(entry.name, "drifted", why="x") for entry in entries)
     versions = [f"0.{minor}.{minor % 4}" for minor in range(10, 20)]
     results = [Verified(version, drifted) for version in versions]
-    assert max(map(len, lines(results)[: len(entries) + 2])) <= 80
+    assert max(map(len, table_lines(results)[: len(entries) + 2])) <= 80

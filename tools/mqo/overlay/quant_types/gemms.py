@@ -1,15 +1,15 @@
 """Find the GEMMs of a function, and the quant types that each one reads.
 
-A *GEMM* is an `@`, a call whose name says so (matmul, bmm, gemm, einsum, linear, mm, whatever
-prefix), or a call that takes a quant type and two operands and returns one value; and its result
-flows on: into what the function returns, or into a gradient. A call whose result is dropped, such
-as one that logs tensors, is not a GEMM. The operands of a GEMM determine its site.
+A *GEMM* is an `@`, a call with a name such as matmul, bmm, gemm, einsum, linear or mm (with any
+prefix), or a call that takes a quant type and two operands and returns one value. Its result must
+reach the function's return value or a gradient. A call whose result is dropped, such as one that
+logs tensors, is not a GEMM. The operands of a GEMM determine its site.
 
 A GEMM *reads* a type that reaches it as an argument, through a call that its operands passed
-through, or through the test of a branch that one of these stands in. Statements are walked in
+through, or through the test of a branch that contains one of these. Statements are walked in
 source order. In branches and loops, an assignment adds to the possible values of a name. A literal
-is valid to the end of its block; after that the type is unknown, and GEMMs that read it cannot be
-set.
+is valid to the end of its block; after that the type is unknown, and GEMMs that read it cannot
+be set.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 from mqo.overlay.literals import VARIABLE, Literal, Source
 
-# The sites of a function, each with the operands that tell it. A GEMM with operands of several is
-# nobody's; where there is one site, all GEMMs are its.
+# The sites of a function, each with the operands that identify it. A GEMM with operands of several
+# belongs to none; if there is only one site, all GEMMs belong to it.
 Sites = Mapping[str, frozenset[str]]
 PRODUCT = "<product>"  # an operand that is computed from the result of another GEMM
 _INPUT = frozenset({"total_input", "input"})
@@ -48,7 +48,7 @@ Type = Literal | int  # what sets the variable: a literal, or the line of anythi
 
 @dataclass(eq=False)
 class Gemm:
-    """A GEMM, its site ("" where its operands do not tell), and the types that it reads."""
+    """A GEMM, its site ("" if its operands do not identify one), and the types that it reads."""
 
     line: int
     site: str = ""
@@ -75,8 +75,8 @@ class _Walk:
     """A walk over the statements of a function.
 
     `names` holds what variables and attributes are computed from, `flowing` the GEMMs whose results
-    flow on, `set_types` all that has set the variable, with its line. `chosen` are the types that
-    chose the branch which a statement stands in, `inside` the GEMMs of that branch.
+    are used, `set_types` everything that has set the variable, with its line. `chosen` are the
+    types that chose the branch of the current statement, `inside` the GEMMs of that branch.
     """
 
     sites: Sites
@@ -105,7 +105,7 @@ class _Walk:
                     self.simple(node)
 
     def compound(self, node: ast.stmt) -> None:
-        """Walk a statement with blocks, which may run in part, and in loops several times."""
+        """Walk a statement with blocks, some of which may run, in loops several times."""
         parts = [node, *getattr(node, "handlers", []), *getattr(node, "cases", [])]
         blocks = [getattr(p, name, []) for p in parts for name in ("body", "orelse", "finalbody")]
         heads = [h for p in parts for h in ast.iter_child_nodes(p) if isinstance(h, ast.expr)]
@@ -122,7 +122,7 @@ class _Walk:
             self.names[VARIABLE] = before.union(self.set_types[known:])
         self.depth -= 1
         if any(isinstance(part, _LEAVES) for part in ast.walk(node)):
-            self.chosen = chosen  # it chose what follows, too
+            self.chosen = chosen  # it also chose what follows
 
     @contextlib.contextmanager
     def branch(self, tests: Origins) -> Iterator[None]:
@@ -133,11 +133,11 @@ class _Walk:
         self.chosen, self.inside = chosen, inside | self.inside
 
     def with_choice(self, origins: Origins) -> Origins:
-        """Return `origins`, with what chose them, but for a product of the same branch."""
+        """Return `origins` and the types that chose them, except products of the same branch."""
         return origins if origins & self.inside else origins | self.chosen
 
     def simple(self, *nodes: ast.AST) -> Origins:
-        """Walk what has no blocks; return what it is computed from."""
+        """Walk statements without blocks; return what they are computed from."""
         origins = self.origins(*nodes)
         for part in (part for node in nodes for part in ast.walk(node)):
             targets = [*getattr(part, "targets", []), getattr(part, "target", None)]
@@ -165,7 +165,7 @@ class _Walk:
         return origins
 
     def store(self, target: ast.expr, origins: Origins, setter: ast.AST) -> None:
-        """Note what a target holds from here on; what goes into a gradient flows on."""
+        """Note what a target holds from here on; GEMMs stored in a gradient are used."""
         match target:
             case ast.Name(id=name) if name == VARIABLE:
                 here = isinstance(setter, ast.stmt) and self.source.literals.get(setter)
@@ -212,7 +212,7 @@ class _Walk:
         return _union(map(self.value, ast.iter_child_nodes(node)))
 
     def call(self, node: ast.Call | ast.BinOp, *, unpacked: bool = False) -> Origins:
-        """Return what a call or a product is computed from; that of a GEMM is the GEMM."""
+        """Return what a call or a product is computed from; for a GEMM, the GEMM."""
         values = [self.value(part) for part in _parts(node)]
         origins = _union(values)
         typed = any(_only(Type, value) and not _only(str | Gemm, value) for value in values)
@@ -223,7 +223,7 @@ class _Walk:
             return origins | (_NOTHING if method else self.chosen)  # such as `.to` of a product
         gemm = self.gemms.setdefault(node, Gemm(node.lineno))
         operands = _only(str, origins) | {PRODUCT for _ in _only(Gemm, origins)}
-        told = [site for site, of in self.sites.items() if operands & of or len(self.sites) == 1]
+        told = [s for s, names in self.sites.items() if operands & names or len(self.sites) == 1]
         gemm.site = told[0] if len(told) == 1 else ""
         gemm.reads |= _only(Type, origins) | self.chosen
         self.inside |= {gemm}
@@ -239,7 +239,7 @@ def _only(kind: Any, origins: Origins) -> frozenset:
 
 
 def _parts(node: ast.Call | ast.BinOp) -> list[ast.expr]:
-    """Return the factors, or the function (the object, where it is a method) and the arguments."""
+    """Return the factors, or the function (for a method, the object) and the arguments."""
     match node:
         case ast.BinOp(left=left, right=right):
             return [left, right]
@@ -255,7 +255,7 @@ def _is_named_gemm(node: ast.Call | ast.BinOp) -> bool:
 
 
 def _hidden_types(function: ast.FunctionDef) -> frozenset[int]:
-    """Return the lines that set the variable by no assignment, or use it in a function inside."""
+    """Return the lines that set the variable without assigning, or use it in an inner function."""
     lines = set()
     for part in ast.walk(function):
         names = [getattr(part, name, None) for name in ("name", "asname", "rest")]

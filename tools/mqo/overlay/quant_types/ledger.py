@@ -1,4 +1,4 @@
-"""What a file held before its quant types were first set, also when `mqo` wrote it since."""
+"""Find what a file held before its quant types were first set, even if `mqo` wrote it since."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from mqo.overlay.tree import Tree, sha256
 
 
 def row(path: str, original: bytes, written: bytes) -> Modified:
-    """Return the record's row for a file that is about to be written."""
+    """Return the record of a file that is about to be written."""
     was, now = values(path, original), values(path, written)
     return Modified(sha256(original), sha256(written), was, now)
 
 
 def original(tree: Tree, path: str, content: bytes | None, row: Modified | None) -> bytes:
-    """Return the bytes from before the first modification of a file that holds `content` now.
+    """Return the bytes before the first modification of a file that holds `content` now.
 
     Later changes by `mqo apply` and `mqo restore` are not modifications: a restored tree has none,
     and in a tree that was patched again only the literals are modified. Raises EditedError if the
@@ -42,12 +42,12 @@ def original(tree: Tree, path: str, content: bytes | None, row: Modified | None)
 
 def values(path: str, content: bytes) -> dict[str, str]:
     """Return {site: value} of a file's literals; several values joined."""
-    places = scan(path, content).places
-    return {place.site: " ".join(place.values) for place in places if place.literals}
+    sites = scan(path, content).sites
+    return {site.name: " ".join(site.values) for site in sites if site.literals}
 
 
 def _state(tree: Tree, path: str) -> str:
-    """Return the state of a file on a tree that `mqo` keeps, by its records; else empty."""
+    """Return the state of a file by the records of a tree that `mqo` manages; else ''."""
     manifest = tree.manifest()
     if manifest and path in manifest.files:
         return tree.state_of(path, manifest.files[path])
@@ -59,18 +59,18 @@ def _stored(tree: Tree, sha: str) -> bytes:
     try:
         return tree.object(sha)
     except OverlayError as error:
-        # Its help, to vendor again, is for trees that `mqo` keeps.
+        # Its help, to vendor again, is for trees that `mqo` manages.
         raise OverlayError(error.found, expected=error.expected, help=_forget(tree)) from error
 
 
-def _edited(tree: Tree, path: str, how: str) -> EditedError:
+def _edited(tree: Tree, path: str, change: str) -> EditedError:
     return EditedError(
-        f"{tree.root / path} was {how} since its quant types were set; nothing was changed",
-        expected="the bytes that were written there",
+        f"{tree.root / path} was {change} since its quant types were set; nothing was changed",
+        expected="the bytes written when the types were set",
         help=_forget(tree),
     )
 
 
 def _forget(tree: Tree) -> str:
     record = tree.store / records.LITERALS
-    return f"Undo that change; or delete {record}, which takes the files as they are for originals"
+    return f"Undo that change, or delete {record} to take the current files as originals"

@@ -1,4 +1,4 @@
-"""Reads, sets and restores the quant type literals of a tree, patched by mqo or by hand.
+"""Read, set and restore the quant type literals of a tree that was patched by mqo or by hand.
 
 A command is planned completely before anything is written: all sites are found, all files are
 checked for other changes, and then all files change or none. Reading needs only the standard
@@ -17,7 +17,7 @@ from mqo.overlay import literals, transaction
 from mqo.overlay.journal import STORE
 from mqo.overlay.literals import Literal, splice
 from mqo.overlay.quant_types import ledger
-from mqo.overlay.quant_types.sites import METHODS, Place, scan
+from mqo.overlay.quant_types.sites import METHODS, SourceSite, scan
 from mqo.overlay.records import LITERALS, Modified, modified_as_json
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
@@ -33,35 +33,35 @@ COMMAND = (
 )
 DIFFERS = "differs"
 STORE_FILE = f"{STORE}/{LITERALS}"  # written by every modification
-CUT_OFF = "a command was cut off, or is at work; the next one first finishes or clears it"
+CUT_OFF = "a command was interrupted, or is running; the next command first finishes or undoes it"
 
 
 @dataclass(frozen=True)
 class SiteState:
     """A site in the source; `was` is its type before the first modification, if different.
 
-    `type` is the quant type, 'none' for any other value by convention, 'differs' if branches
+    `type` is the quant type, 'none' for any other value, 'differs' if branches
     differ, and None if the source does not determine it.
     """
 
-    place: Place
+    site: SourceSite
     was: str | None = None
 
     @property
     def type(self) -> str | None:
-        """Return the quant type, as the class says."""
-        types = {v if v in QUANT_TYPES else NONE for v in self.place.values}
+        """Return the quant type, as the class describes it."""
+        types = {v if v in QUANT_TYPES else NONE for v in self.site.values}
         return types.pop() if len(types) == 1 else DIFFERS if types else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Return the values that are not a quant type."""
-        return tuple(value for value in self.place.values if value not in QUANT_TYPES)
+        return tuple(value for value in self.site.values if value not in QUANT_TYPES)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A tree's sites, what needs action, and what its user should know besides."""
+    """A tree's sites, what needs action, and notes for the user."""
 
     root: Path
     sites: tuple[SiteState, ...]
@@ -85,7 +85,7 @@ class Outcome:
     """What a modification or a restoration changed, or would change.
 
     `files` holds their contents, before and after. `record` is the ledger after it, and `originals`
-    what it refers to and must be kept.
+    the contents that it refers to.
     """
 
     root: Path
@@ -114,20 +114,20 @@ def check(root: Path) -> Report:
         interrupted = transaction.is_interrupted(root)
         rows = tree.modified()
         for path, content in _contents(tree, may_lack=interrupted).items():
-            found = scan(path, content)
+            file = scan(path, content)
             try:
                 before = ledger.original(tree, path, content, rows[path]) if path in rows else b""
             except EditedError:
                 due.append(f"{path} changed by other means since its types were set")
                 before = b""
             was = ledger.values(path, before)
-            for place in found.places:
-                same = was.get(place.site) == " ".join(place.values)
-                states.append(SiteState(place, None if same else was.get(place.site)))
-            due += found.due
-            notes += found.notes
+            for site in file.sites:
+                same = was.get(site.name) == " ".join(site.values)
+                states.append(SiteState(site, None if same else was.get(site.name)))
+            due += file.due
+            notes += file.notes
         if interrupted or transaction.is_interrupted(root):
-            due = [CUT_OFF]  # the rest is not to be judged half-way
+            due = [CUT_OFF]  # the rest cannot be judged before that
         else:
             due += _faults(tree, states)
     return Report(root, tuple(states), tuple(dict.fromkeys(due)), tuple(notes))
@@ -138,10 +138,10 @@ def modify(
 ) -> Outcome:
     """Set the literals of the named sites, in all files or in none.
 
-    With `shared`, a literal that other sites read, too, is set for all of them.
+    With `shared`, a literal that several sites read is set for all of them.
 
     Raises:
-        OverlayError: a site has no literals in force, or shares one that may not be set.
+        OverlayError: a site has no effective literals, or shares one that may not be set.
         EditedError: a file was changed by other means since an earlier modification.
         UnknownNameError: there is no such type.
     """
@@ -151,7 +151,7 @@ def modify(
 
 
 def restore(root: Path, *, dry_run: bool = False) -> Outcome:
-    """Give back the bytes from before the first modification, in all files or in none.
+    """Restore the bytes before the first modification, in all files or in none.
 
     Raises EditedError for a file that was changed by other means since.
     """
@@ -164,10 +164,10 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
         if dry_run:
             if transaction.is_interrupted(root):
                 raise OverlayError(
-                    f"A command on {root} was cut off, or is at work",
-                    expected="a tree at rest, which can be read without changing it",
-                    help="Any command that may write, `--restore` for one, first finishes or "
-                    "clears it",
+                    f"A command on {root} was interrupted, or is running",
+                    expected="a tree that can be read without changing it",
+                    help="Any command that may write, such as `--restore`, first finishes or "
+                    "undoes it",
                 )
             final = plan(tree)
             if final.files:
@@ -175,7 +175,7 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
                 transaction.check_writable(root, STORE_FILE)
             return final
         if not tree.store.exists():
-            # The lock makes this folder: not where there is nothing to do, or nothing can be done.
+            # The lock makes this folder, so lock only if there is something to do that can be done.
             first = plan(tree)
             if not first.files:
                 return first
@@ -202,7 +202,7 @@ def _typed_errors() -> Iterator[None]:
         raise OverlayError(
             f"{error.filename or 'The tree'}: {error.strerror or error}",
             expected="a tree that may be read and written",
-            help=f"Correct that and repeat; `{COMMAND} --check` shows what the tree says",
+            help=f"Correct that and repeat; `{COMMAND} --check` shows the tree's types",
         ) from error
 
 
@@ -211,22 +211,22 @@ def _typed_errors() -> Iterator[None]:
 
 def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> Outcome:
     plan = Outcome(tree.root, tree.modified())
-    after: list[Place] = []
+    after: list[SourceSite] = []
     for path, content in _contents(tree).items():
-        places = scan(path, content).places
+        sites = scan(path, content).sites
         new: dict[Literal, str] = {}
-        for place in (place for place in places if place.site in types):
-            _refuse(tree, place, types, shared)
-            new |= dict.fromkeys(place.literals, types[place.site])
+        for site in (site for site in sites if site.name in types):
+            _refuse(tree, site, types, shared)
+            new |= dict.fromkeys(site.literals, types[site.name])
         if content is not None:
             _plan_file(tree, plan, path, content, splice(content, new))
         plan.edits += [
-            Edit(place.site, path, literal.line, literal.value, new[literal])
-            for place in places
-            for literal in place.literals
+            Edit(site.name, path, literal.line, literal.value, new[literal])
+            for site in sites
+            for literal in site.literals
             if new.get(literal, literal.value) != literal.value
         ]
-        after += scan(path, plan.files[path][1]).places if path in plan.files else places
+        after += scan(path, plan.files[path][1]).sites if path in plan.files else sites
     plan.warnings += _warnings(after, types)
     return plan
 
@@ -258,34 +258,34 @@ def _plan_restoration(tree: Tree) -> Outcome:
 
 
 def _site_literals(path: str, content: bytes) -> Iterator[tuple[str, Literal]]:
-    for place in scan(path, content).places:
-        yield from ((place.site, literal) for literal in place.literals)
+    for site in scan(path, content).sites:
+        yield from ((site.name, literal) for literal in site.literals)
 
 
-def _refuse(tree: Tree, place: Place, types: Mapping[str, str], shared: bool) -> None:
+def _refuse(tree: Tree, site: SourceSite, types: Mapping[str, str], shared: bool) -> None:
     """Raise OverlayError for a site that cannot be set, or only together with others."""
-    if place.refusal:
+    if site.refusal:
         raise OverlayError(
-            place.refusal,
-            expected=f"a line {literals.VARIABLE} = '...' before the GEMM of {place.site}, in "
-            "force there",
+            site.refusal,
+            expected=f"a line {literals.VARIABLE} = '...' before the GEMM of {site.name} that "
+            "applies there",
             help=f"`{COMMAND} --check` lists the sites{_patch_hint(tree)}",
         )
-    both = f"{place.site} and {' and '.join(place.shares)}"
-    if place.shares and not shared:
+    both = f"{site.name} and {' and '.join(site.shares)}"
+    if site.shares and not shared:
         raise OverlayError(
-            f"{place.path}:{place.line} is the literal of {both}: it cannot be set for one alone",
-            expected=f"a literal of its own for {place.site}",
-            help="`--shared` sets it for all of them",
+            f"{site.path}:{site.line} is the literal of {both}: it cannot be set for only one",
+            expected=f"a separate literal for {site.name}",
+            help="Use `--shared` to set it for all of them",
         )
-    if {types[site] for site in place.shares if site in types} - {types[place.site]}:
+    if {types[name] for name in site.shares if name in types} - {types[site.name]}:
         raise OverlayError(
-            f"{place.path}:{place.line} is the literal of {both}", expected="one type for them"
+            f"{site.path}:{site.line} is the literal of {both}", expected="the same type for them"
         )
 
 
 def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
-    """Return the files that hold sites; OverlayError where all are missing, unless `may_lack`."""
+    """Return the files that hold sites; OverlayError if all are missing, unless `may_lack`."""
     contents = {path: tree.read(path) for path in METHODS}
     if may_lack or any(content is not None for content in contents.values()):
         return contents
@@ -297,31 +297,31 @@ def _contents(tree: Tree, *, may_lack: bool = False) -> dict[str, bytes | None]:
     )
 
 
-# -- what to tell ---------------------------------------------------------------------------------
+# -- messages ------------------------------------------------------------------------------------
 
 
 def _faults(tree: Tree, states: Sequence[SiteState]) -> Iterator[str]:
     """Yield the faults of the current source."""
     for state in states:
-        place = state.place
-        if place.due:
-            yield place.refusal
-        if place.bound and state.unknown:
-            said = ", ".join(state.unknown)
-            yield f"{place.path}:{place.line}: '{said}' is no type of this tree: a run stops there"
-    if not any(state.place.literals for state in states):
+        site = state.site
+        if site.due:
+            yield site.refusal
+        if site.bound and state.unknown:
+            values = ", ".join(state.unknown)
+            yield f"{site.path}:{site.line}: this tree has no type '{values}': a run stops there"
+    if not any(state.site.literals for state in states):
         yield f"no literal at any site{_patch_hint(tree)}"
 
 
-def _warnings(places: Sequence[Place], types: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a modification leaves in a state that its user may not expect."""
-    states = {place.site: SiteState(place) for place in places}
+def _warnings(sites: Sequence[SourceSite], types: Mapping[str, str]) -> Iterator[str]:
+    """Yield what the user may not expect after a modification."""
+    states = {site.name: SiteState(site) for site in sites}
     forward = states["fprop"].type
     odd = [s for s in ("dgrad", "wgrad") if states[s].type not in (None, forward)]
     if "fprop" in types and odd:
-        said = ", ".join(f"{site} {states[site].type}" for site in odd)
-        options = " ".join(f"--{site}-quant {forward}" for site in odd)
-        yield f"linear layers differ: fprop {forward}, {said}; {options} makes them equal"
+        types_of_odd = ", ".join(f"{name} {states[name].type}" for name in odd)
+        options = " ".join(f"--{name}-quant {forward}" for name in odd)
+        yield f"linear layers differ: fprop {forward}, {types_of_odd}; {options} makes them equal"
 
 
 def _patch_hint(tree: Tree) -> str:

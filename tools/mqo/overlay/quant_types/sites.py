@@ -1,8 +1,8 @@
 """Find the quant type literals of each GEMM site in a tree's files, hand-patched trees included.
 
-The linear sites are in the autograd function that the file's parallel linear layers apply, whatever
-its name; attention's are in the class whose `forward` takes query, key and value. A site's literals
-are those that its GEMMs read (see `gemms`); there are several where branches have one each.
+The linear sites are in the autograd function that the file's parallel linear layers apply, with any
+name; attention's are in the class whose `forward` takes query, key and value. A site's literals are
+those that its GEMMs read (see `gemms`); there are several if each branch has its own.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ABSENT = "absent"
 
 
 @dataclass(frozen=True)
-class Place:
-    """A site in the source: its literals, in source order, and why they cannot be edited, if so.
+class SourceSite:
+    """A site in the source: its literals in source order, and the reason if they cannot be edited.
 
-    `shares` names the other sites that read one of its literals. `bound` says that our patches'
-    binding names the site, and `due` that its user should correct what the refusal says.
+    `shares` names the other sites that read one of its literals. `bound` tells that the patches'
+    binding names the site, and `due` that the user should correct what `refusal` describes.
     """
 
-    site: str
+    name: str
     path: str
     line: int
     literals: tuple[Literal, ...] = ()
@@ -47,21 +47,21 @@ class Place:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """Return what the source says, each value once; several where branches differ."""
+        """Return the values in the source, each once; several if branches differ."""
         return tuple(dict.fromkeys(literal.value for literal in self.literals))
 
 
 @dataclass(frozen=True)
 class FileScan:
-    """The sites of one file, what its user should correct, and what else there is to know."""
+    """The sites of one file, what the user should correct, and other notes."""
 
-    places: tuple[Place, ...]
+    sites: tuple[SourceSite, ...]
     due: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
 def scan(path: str, content: bytes | None) -> FileScan:
-    """Return the sites that the file at tree-relative `path` should hold; None: no such file.
+    """Return the sites that the file at tree-relative `path` should hold; `content` None: no file.
 
     Raises:
         OverlayError: it is not Python.
@@ -78,7 +78,7 @@ def scan(path: str, content: bytes | None) -> FileScan:
         raise OverlayError(
             f"{path}:{line} cannot be read as Python ({str(error).split(' (')[0]})",
             expected="Python in UTF-8, or with a coding line that names the file's encoding",
-            help="Correct the file, or give the folder of another tree to --tree",
+            help="Correct the file, or give another tree with --tree",
         ) from error
     complete = [n for n, gemms in holders.items() if {g.site for g in gemms} >= {*_sites(path)}]
     readers = [n for n, gemms in holders.items() if any(gemm.reads for gemm in gemms)]
@@ -90,10 +90,10 @@ def scan(path: str, content: bytes | None) -> FileScan:
         why = f"{_at(path, second)} may hold the sites as well as line {first.lineno}"
         return _without_sites(path, second.lineno, why, source)
     (holder,) = chosen
-    places = [_place(path, site, holder, holders[holder]) for site in _sites(path)]
+    sites = [_source_site(path, site, holder, holders[holder]) for site in _sites(path)]
     unused = (_at(path, node) for node in complete if node is not holder)
     notes = tuple(f"{at} computes the same sites and reads no literal" for at in unused)
-    return _with_strays(path, places, source, notes)
+    return _with_strays(path, sites, source, notes)
 
 
 def _sites(path: str) -> list[str]:
@@ -101,30 +101,30 @@ def _sites(path: str) -> list[str]:
 
 
 def _without_sites(path: str, line: int, why: str, source: Source | None = None) -> FileScan:
-    places = [Place(s, path, line, note=ABSENT, refusal=why, due=True) for s in _sites(path)]
-    return _with_strays(path, places, source)
+    sites = [SourceSite(s, path, line, note=ABSENT, refusal=why, due=True) for s in _sites(path)]
+    return _with_strays(path, sites, source)
 
 
 def _with_strays(
-    path: str, places: list[Place], source: Source | None, notes: tuple[str, ...] = ()
+    path: str, sites: list[SourceSite], source: Source | None, notes: tuple[str, ...] = ()
 ) -> FileScan:
-    """Return a scan that notes shared literals, and literals of no site.
+    """Return a scan that notes shared literals, and literals without a site.
 
     The latter need action if sites are absent.
     """
-    used = {literal for place in places for literal in place.literals}
+    used = {literal for site in sites for literal in site.literals}
     strays = [lit.line for lit in source.literals.values() if lit not in used] if source else []
-    absent = [place.site for place in places if place.note == ABSENT]
-    beside = f", and {' and '.join(absent)} {'have' if absent[1:] else 'has'} none" * bool(absent)
-    said = tuple(f"{path}:{line} is a literal that no GEMM of a site reads" for line in strays)
-    due = tuple(f"{text}{beside}" for text in said) if absent else ()
-    shared = tuple(replace(place, shares=_sharing(place, places)) for place in places)
-    return FileScan(shared, due, notes if absent else notes + said)
+    absent = [site.name for site in sites if site.note == ABSENT]
+    lack = f", and {' and '.join(absent)} {'have' if absent[1:] else 'has'} none" * bool(absent)
+    unread = tuple(f"{path}:{line} is a literal that no GEMM of a site reads" for line in strays)
+    due = tuple(f"{text}{lack}" for text in unread) if absent else ()
+    shared = tuple(replace(site, shares=_sharing(site, sites)) for site in sites)
+    return FileScan(shared, due, notes if absent else notes + unread)
 
 
-def _sharing(place: Place, places: list[Place]) -> tuple[str, ...]:
-    others = (other for other in places if {*other.literals} & {*place.literals})
-    return tuple(other.site for other in others if other is not place)
+def _sharing(site: SourceSite, sites: list[SourceSite]) -> tuple[str, ...]:
+    others = (other for other in sites if {*other.literals} & {*site.literals})
+    return tuple(other.name for other in others if other is not site)
 
 
 # -- which class holds the sites ------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _gemms(path: str, node: ast.ClassDef, source: Source) -> list[Gemm]:
 
 
 def _method(node: ast.ClassDef, name: str, tree: ast.Module) -> ast.FunctionDef | None:
-    """Return a class's method, its own or that of a base in the same file."""
+    """Return a class's method, its own or inherited from a base in the same file."""
     own = [m for m in node.body if isinstance(m, ast.FunctionDef) and m.name == name]
     bases = [base.id for base in node.bases if isinstance(base, ast.Name) and base.id != node.name]
     classes = [c for c in _definitions(tree) if isinstance(c, ast.ClassDef) and c.name in bases]
@@ -162,7 +162,7 @@ _Definition = ast.ClassDef | ast.FunctionDef | ast.Assign
 
 
 def _definitions(node: ast.AST) -> Iterator[_Definition]:
-    """Yield what a module defines, under `if` and `try`, too."""
+    """Yield what a module defines, also under `if` and `try`."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, _Definition):
             yield child
@@ -173,8 +173,8 @@ def _definitions(node: ast.AST) -> Iterator[_Definition]:
 def _applied(tree: ast.Module) -> set[str]:
     """Return the names X of the `X.apply` that the parallel linear layers reach in this file.
 
-    In a file without such layers, the functions `...linear_with_...` count instead, and in a file
-    without these all classes do.
+    Without such layers in the file, the functions `...linear_with_...` count instead; without
+    these, all classes.
     """
     named = [(name, node) for node in _definitions(tree) for name in _names(node)]
     names = {name for name, _ in named}
@@ -199,40 +199,42 @@ def _names(node: _Definition) -> list[str]:
     return [node.name]
 
 
-# -- which literals are a site's ------------------------------------------------------------------
+# -- the literals of a site ----------------------------------------------------------------------
 
 
-def _bound(path: str, site: str, source: Source) -> Place:
-    """Return a site of a patched tree, where the statement after a literal names its site."""
-    literals = tuple(lit for lit in source.literals.values() if lit.site == site)
+def _bound(path: str, name: str, source: Source) -> SourceSite:
+    """Return a site of a patched tree, in which the statement after a literal names its site."""
+    literals = tuple(lit for lit in source.literals.values() if lit.site == name)
     if not literals:
-        return Place(site, path, 1, note=ABSENT, refusal=f"{path} has no literal for {site}")
-    return Place(site, path, literals[0].line, literals, bound=True)
+        return SourceSite(name, path, 1, note=ABSENT, refusal=f"{path} has no literal for {name}")
+    return SourceSite(name, path, literals[0].line, literals, bound=True)
 
 
-def _place(path: str, site: str, holder: ast.ClassDef, gemms: list[Gemm]) -> Place:
+def _source_site(path: str, name: str, holder: ast.ClassDef, gemms: list[Gemm]) -> SourceSite:
     """Return a site, from what its GEMMs read."""
-    mine = [gemm for gemm in gemms if gemm.site == site]
+    mine = [gemm for gemm in gemms if gemm.site == name]
     reads = {quant_type for gemm in mine for quant_type in gemm.reads}
     literals = tuple(sorted((t for t in reads if isinstance(t, Literal)), key=lambda t: t.start))
     unknown = min((t for t in reads if isinstance(t, int)), default=0)
     line = mine[0].line if mine else holder.lineno
     line = literals[0].line if literals else unknown or line
-    place = Place(site, path, line, literals)
+    site = SourceSite(name, path, line, literals)
     if not reads:
-        what = f"no literal for the GEMM of {site}" if mine else f"no known GEMM of {site}"
-        return replace(place, note=ABSENT, refusal=f"{path}:{line} ({holder.name}) has {what}")
+        lack = f"no literal for the GEMM of {name}" if mine else f"no known GEMM of {name}"
+        return replace(site, note=ABSENT, refusal=f"{path}:{line} ({holder.name}) has {lack}")
     if unknown:
         over = f", over the literal at line {line}" if literals else ""
-        why = f"{path}:{unknown} sets {VARIABLE} for {site} by no string literal{over}"
-        note = f"or what line {unknown} sets" if literals else "set by no string literal"
-        return replace(place, note=note, refusal=why, due=True)
+        why = f"{path}:{unknown} does not set {VARIABLE} for {name} by a string literal{over}"
+        note = f"or what line {unknown} sets" if literals else "not set by a string literal"
+        return replace(site, note=note, refusal=why, due=True)
     for gemm in gemms:
         if not gemm.site and gemm.reads & {*literals}:
-            why = f"{path}:{gemm.line} reads the literal of {site}, too, and is of no known site"
-            return replace(place, note=f"read at line {gemm.line}, too", refusal=why, due=True)
+            why = (
+                f"{path}:{gemm.line} also reads the literal of {name}, but belongs to no known site"
+            )
+            return replace(site, note=f"also read at line {gemm.line}", refusal=why, due=True)
     without = " and ".join(str(gemm.line) for gemm in mine if not gemm.reads)
-    said = " and ".join(f"{literal.line} ({literal.value})" for literal in literals)
-    notes = [f"lines {said}"] * (len(literals) > 1)
+    lines = " and ".join(f"{literal.line} ({literal.value})" for literal in literals)
+    notes = [f"lines {lines}"] * (len(literals) > 1)
     notes += [f"not read by the GEMMs at {without}"] * bool(without)
-    return replace(place, note=", ".join(notes))
+    return replace(site, note=", ".join(notes))

@@ -1,5 +1,5 @@
-"""`mqo verify`: tries the patch series on other upstream releases, in temporary trees.
+"""`mqo verify`: try the patch series on other upstream releases, in temporary trees.
 
 `release` tries one of them; `source` checks what the patches wrote, `forward` runs a small model,
-`table` shows what came of it.
+`table` shows the results.
 """

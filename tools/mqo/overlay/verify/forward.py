@@ -1,6 +1,6 @@
-"""One forward and backward pass of a small GPT in the patched tree, and the judgement of it.
+"""Run one forward and backward pass of a small GPT in the patched tree, and judge it.
 
-What needs torch or Megatron runs in processes of its own (Megatron-LM/tools/verify_forward.py in
+Code that needs torch or Megatron runs in separate processes (Megatron-LM/tools/verify_forward.py in
 that tree), which only report.
 """
 
@@ -32,7 +32,7 @@ Outcome = Literal["run", "compiled only", "failed", "not tried"]
 
 @dataclass(frozen=True)
 class Forward:
-    """What came of the check; `lacks` is the package that this machine would need for it."""
+    """The outcome of the check; `lacks` is a package that it needs and this machine lacks."""
 
     outcome: Outcome
     lacks: str = ""
@@ -43,10 +43,10 @@ class Forward:
 class Step:
     """What the program reports of one forward and backward pass.
 
-    `loss` is in nats, `fused_loss` the same by fused attention (None: it refused), and `gradients`
-    a hash of all of them. `records` counts (site, layer, quant type) by operands that were
-    quantized exactly once; `lacks` names a package that is not installed, and `error` holds the
-    last words of a failure.
+    `loss` is in nats, `fused_loss` the same with fused attention (None: it refused), `gradients` a
+    hash of all gradients. `records` counts (site, layer, quant type) by operands that were
+    quantized exactly once; `lacks` names a package that is not installed, and `error` the last
+    line of a failure.
     """
 
     loss: float = float("nan")
@@ -68,7 +68,7 @@ class Step:
 
 
 def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
-    """Run a step without the sites, one at none, and one quantized, in snapshots in `folder`."""
+    """Run a step without the sites, one at 'none' and one quantized, in snapshots in `folder`."""
     bare, none, quantized = folder / "bare", folder / "none", folder / "quantized"
     try:
         snapshot(tree, bare, types={}, without=(SITE_ENTRY,), series=series)
@@ -76,17 +76,17 @@ def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
         snapshot(tree, quantized, types=dict.fromkeys(SITES, QUANT_TYPE), series=series)
     except MqoError as error:
         return Forward("failed", faults=(str(error),))
-    with _started(bare) as alone:
-        first = _result(alone, bare)
+    with _started(bare) as without_sites:
+        first = _result(without_sites, bare)
     if first.lacks:
         return Forward("compiled only", first.lacks)
-    with _started(none) as one, _started(quantized) as other:
-        faults = judge(first, _result(one, none), _result(other, quantized))
+    with _started(none) as unquantized, _started(quantized) as at_type:
+        faults = judge(first, _result(unquantized, none), _result(at_type, quantized))
     return Forward("failed" if faults else "run", faults=tuple(faults))
 
 
 def _started(root: Path) -> AbstractContextManager[Program]:
-    """Start the program in the tree at `root`: on the CPU, with nothing of this environment."""
+    """Start the program in the tree at `root`: on the CPU, without this environment."""
     # One thread: sums in another order would differ in the last bit. No compiler: none is needed.
     chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "CC": "none", "CXX": "none"}
     return started(root / PROGRAM, [str(_target(root))], variables=chosen)
@@ -110,9 +110,9 @@ def _target(root: Path) -> Path:
 def judge(bare: Step, none: Step, quantized: Step) -> list[str]:
     """Return what is wrong with the steps without sites, with sites at 'none', and quantized.
 
-    All must be finite; the first two bit-equal, with nothing recorded; the second must reach its
-    loss by fused attention, too; the third must differ, and must have quantized both operands of
-    each site of each layer exactly once.
+    All must be finite; the first two must be bit-equal, with nothing recorded. The second must have
+    the same loss with fused attention. The third must differ, and must have quantized both operands
+    of each site of each layer exactly once.
     """
     steps = {f"without {SITE_ENTRY}": bare, "at none": none, f"at {QUANT_TYPE}": quantized}
     failed = [f"{name}: {s.error or s.lacks}" for name, s in steps.items() if s.error or s.lacks]
@@ -125,17 +125,17 @@ def judge(bare: Step, none: Step, quantized: Step) -> list[str]:
         if steps[name].records:
             faults.append(f"{name}: something was quantized")
     if quantized.loss == none.loss or quantized.gradients == none.gradients:
-        faults.append(f"at {QUANT_TYPE}: the loss or every gradient is that of none")
+        faults.append(f"at {QUANT_TYPE}: the loss or every gradient equals that of none")
     if none.fused_loss is None:
         faults.append("at none: fused attention refuses to run")
     elif not math.isclose(none.fused_loss, none.loss, rel_tol=FUSED_TOLERANCE):
-        text = f"the loss by fused attention is {none.fused_loss}, and else {none.loss}"
+        text = f"the loss with fused attention is {none.fused_loss}, otherwise {none.loss}"
         faults.append(f"at none: {text}")
     return faults + _record_faults(quantized)
 
 
 def _record_faults(step: Step) -> list[str]:
-    """Return one line per site and count, for layers that did not quantize two operands."""
+    """Return one line per site and count for layers that did not quantize two operands."""
     wanted = {
         (site, layer, QUANT_TYPE): 2
         for site in SITES
@@ -150,6 +150,6 @@ def _record_faults(step: Step) -> list[str]:
     return [
         f"at {quant_type}: {site} of {names[0]}"
         + (f" and {len(names) - 1} more" if names[1:] else "")
-        + f" quantized {found} operands once, not {right}"
-        for (site, quant_type, found, right), names in layers.items()
+        + f" quantized {count} operands once, not {right}"
+        for (site, quant_type, count, right), names in layers.items()
     ]

@@ -1,7 +1,7 @@
-"""Tries the patch series on a release: vendor, apply, compile, train one step, restore, compare.
+"""Try the patch series on a release: vendor, apply, compile, train one step, restore, compare.
 
 Everything happens in a temporary tree. The checks of the source are in `source`, the forward
-and backward pass in `forward`, its table in `table`.
+and backward pass is in `forward`, the table in `table`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ EntryOutcome = Literal["applied", "not needed", "drifted", "not tried"]
 
 @dataclass(frozen=True)
 class EntryResult:
-    """What became of one entry; `files` is how many files it changed, `why` a drift's report."""
+    """The result of one entry; `files` counts the files it changed, `why` reports a drift."""
 
     name: str
     outcome: EntryOutcome
@@ -39,11 +39,11 @@ class EntryResult:
 
 @dataclass(frozen=True)
 class Verified:
-    """The series on one release: its entries, the forward check, and all that is wrong.
+    """The series on one release: its entries, the forward check, and all faults.
 
-    `lacks` is the package that kept the forward check from running, if one did. The pinned
-    release (`pinned`) must run; of another one it is enough that everything compiles. `error` says
-    why nothing could be tried: its wheel could not be had or is not to be trusted.
+    `lacks` is the missing package that prevented the forward check. The pinned release (`pinned`)
+    must run; for another it suffices that everything compiles. `error` tells why nothing could be
+    tried: its wheel could not be fetched or is not trusted.
     """
 
     version: str
@@ -56,7 +56,7 @@ class Verified:
 
     @property
     def green(self) -> bool:
-        """Return whether the series may claim this release."""
+        """Return whether the series may claim to support this release."""
         sound = all(entry.outcome in ("applied", "not needed") for entry in self.entries)
         fit = ("run",) if self.pinned else ("run", "compiled only")
         return sound and self.forward in fit and not self.faults and not self.error
@@ -73,14 +73,14 @@ def verify(
     cache: Path,
     *,
     report: Say = print,
-    place: str = "",
+    position: str = "",
 ) -> Verified:
     """Try `series` on release `version`, with the files and the program of its own tree.
 
-    `place` says which of several releases it is, for the progress that `report` gets. What is wrong
-    with the release or with the series is in the result, never raised.
+    `position` (" (2 of 5)") is for the progress that `report` gets. Faults of the
+    release or the series are in the result, never raised.
     """
-    report(f"verifying {version}{place}")
+    report(f"verifying {version}{position}")
     try:
         wheel = wheel_of(pin, version, cache, report)
         members = read_wheel(read_bytes(wheel, Limit.TEXT), pin.packages, wheel.name)
@@ -96,7 +96,7 @@ def verify_tree(
 ) -> Verified:
     """Verify upstream's files of a tree: those of HEAD in a git work tree.
 
-    The tree itself is only read. Raises OverlayError where it holds no Megatron.
+    The tree itself is only read. Raises OverlayError if it does not hold Megatron.
     """
     upstream = tree.upstream()
     report(f"verifying {upstream.version}, from {upstream.origin}")
@@ -124,15 +124,15 @@ def _verify(
         (tree.root / PROGRAM).parent.mkdir(parents=True)
         shutil.copyfile(series.ours / PROGRAM, tree.root / PROGRAM)
         vendor(tree, pin, cache, source=source, report=report)
-        result = _try(tree, series, version, folder, Display.of(report))
+        result = _try(tree, series, version, folder, Display.around(report))
         left = restore_faults(tree, pin.packages, members)
     return replace(result, faults=(*result.faults, *left))
 
 
 def _try(tree: Tree, series: Series, version: str, folder: Path, display: Display) -> Verified:
-    """Check the patched tree, which is restored in the end; snapshots go to `folder`."""
+    """Check the patched tree, then restore it; snapshots go to `folder`."""
     faults = _claim_faults(tree, series, version)
-    # The range is what this command finds out, so it must not stop it.
+    # This command determines the range, so the range must not stop it.
     anywhere = replace(series, supported="")
     display.show(f"  {version}: applying the patches")
     try:
@@ -156,13 +156,13 @@ def _try(tree: Tree, series: Series, version: str, folder: Path, display: Displa
 
 def _claim_faults(tree: Tree, series: Series, version: str) -> list[str]:
     faults = []
-    found = tree.upstream().version
-    if found != version:
-        faults.append(f"the wheel of {version} says that it is {found}")
+    stated = tree.upstream().version
+    if stated != version:
+        faults.append(f"the wheel of {version} says that it is {stated}")
     if not series.supports(version):
         faults.append(
             f"{version} is outside `supported` in series.toml ({series.supported}): "
-            "when nothing else is wrong, widen it"
+            "if nothing else is wrong, widen it"
         )
     return faults
 

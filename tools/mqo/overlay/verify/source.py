@@ -1,4 +1,4 @@
-"""What `mqo verify` asks of the files themselves: that they compile, and that restore is exact."""
+"""The checks of `mqo verify` on the files: they compile, and restore is exact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mqo.overlay.tree import Tree, sha256
 
 
 def compile_faults(tree: Tree) -> list[str]:
-    """Return what is wrong with the files that the patches touched, without running them."""
+    """Return the faults of the files that the patches changed, without running them."""
     faults = []
     for path, file in sorted(tree.patched().files.items()):
         if not path.endswith(".py"):
@@ -26,15 +26,15 @@ def compile_faults(tree: Tree) -> list[str]:
             faults.append(f"{path} does not compile once patched: {error}")
             continue
         if new:
-            faults.append(f"{path} uses {', '.join(new)} once patched, and binds no such name")
+            faults.append(f"{path} uses {', '.join(new)} once patched, without binding it")
     return faults
 
 
 def unbound_names(source: bytes, path: str) -> set[str]:
     """Return names that a file looks up in its module and never binds there.
 
-    A patch that leans on a variable which this release calls otherwise shows here, also in code
-    that no check runs.
+    This finds a patch that uses a variable which this release names differently, even in code that
+    no check runs.
     """
     module = symtable.symtable(source.decode("utf-8-sig"), path, "exec")
     used: set[str] = set()
@@ -59,11 +59,11 @@ def restore_faults(
     digests = {**tree.upstream().files, **{path: sha256(data) for path, data in members.items()}}
     files = [path for package in packages for path in (tree.root / package).rglob("*")]
     there = {path.relative_to(tree.root).as_posix() for path in files if path.is_file()}
-    faults = [f"{path} is left behind after restore" for path in sorted(there - set(digests))]
+    faults = [f"{path} remains after restore" for path in sorted(there - set(digests))]
     for path, digest in sorted(digests.items()):
         content = tree.read(path)
         if content is None or sha256(content) != digest:
-            faults.append(f"{path} is not the wheel's after restore")
+            faults.append(f"{path} differs from the wheel's after restore")
     if tree.manifest() is not None:
         faults.append("the tree counts as patched after restore")
     return faults

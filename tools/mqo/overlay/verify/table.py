@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mqo.overlay.verify.release import Verified
 
-# The outcomes in few letters, for a series of many releases.
+# Short names of the outcomes, for tables of many releases.
 SHORT = {
     "applied": "yes",
     "not needed": "-",
@@ -20,7 +20,7 @@ SHORT = {
 
 
 def exit_code(results: Sequence[Verified]) -> int:
-    """Return 0 when all are green, 1 when one is not, 2 when one could not be tried."""
+    """Return 0 if all are green, 1 if one is not, 2 if one could not be tried."""
     if any(result.error for result in results):
         return 2
     return 0 if all(result.green for result in results) else 1
@@ -29,11 +29,11 @@ def exit_code(results: Sequence[Verified]) -> int:
 # -- the table --------------------------------------------------------------------------------
 
 
-def lines(results: Sequence[Verified]) -> list[str]:
-    """Return lines for 80 columns: the table, the verdict, and what there is to say."""
+def table_lines(results: Sequence[Verified]) -> list[str]:
+    """Return lines for 80 columns: the table, the verdict, and the notes."""
     rows = [["", *_heads([result.version for result in results])]]
-    for place, entry in enumerate(results[0].entries):
-        rows.append([entry.name, *(result.entries[place].outcome for result in results)])
+    for number, entry in enumerate(results[0].entries):
+        rows.append([entry.name, *(result.entries[number].outcome for result in results)])
     rows.append(["forward pass", *(result.forward for result in results)])
     rows = [[SHORT.get(cell, cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -47,7 +47,7 @@ def lines(results: Sequence[Verified]) -> list[str]:
 
 
 def _heads(versions: Sequence[str]) -> list[str]:
-    """Return the versions without their last number, where that tells them apart."""
+    """Return the versions without their last number, if they remain distinct."""
     short = [version.rpartition(".")[0] or version for version in versions]
     return short if len(set(short)) == len(versions) else list(versions)
 
