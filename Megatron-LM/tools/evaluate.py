@@ -125,7 +125,7 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Score a model in the tasks, which are built before its weights are read."""
     from megatron.inference import load_model
     from megatron.inference.tasks import registry
-    from megatron.inference.tasks.model import SavedModel
+    from megatron.inference.tasks.model import HarnessModel
     from megatron.inference.tasks.scores import evaluate
     from mqo.megatron.run.progress import advance
 
@@ -142,7 +142,7 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
     registry.check(loaded["tasks"].values(), args.seq_length)
     started = time.monotonic()
     args, model = load_model.load(folder, saved, platform, given.ignore_argument)
-    wrapped = SavedModel(model, args, tokenizer, advance)
+    wrapped = HarnessModel(model, args, tokenizer, advance)
     return {
         "scores": evaluate(wrapped, loaded, given.limit, given.num_fewshot),
         "seconds": time.monotonic() - started,

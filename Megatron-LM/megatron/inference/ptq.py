@@ -32,7 +32,7 @@ SITE_FILES = ("tensor_parallel/layers.py", "transformer/dot_product_attention.py
 
 
 @dataclass(frozen=True)
-class Format:
+class ModelOptFormat:
     """A configuration of ModelOpt, by its name there.
 
     A weight's input width must be a multiple of `block` elements; with `rows`, its output width
@@ -46,15 +46,15 @@ class Format:
 
 # The formats that run on a CPU, tried with modelopt 0.47.
 FORMATS = {
-    "int8": Format("INT8_DEFAULT_CFG"),
-    "int8_sq": Format("INT8_SMOOTHQUANT_CFG"),
-    "int8_wo": Format("INT8_WEIGHT_ONLY_CFG"),
-    "fp8": Format("FP8_DEFAULT_CFG"),
-    "fp8_pc_pt": Format("FP8_PER_CHANNEL_PER_TOKEN_CFG"),
-    "fp8_blockwise": Format("FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", block=128, rows=True),
-    "int4": Format("INT4_BLOCKWISE_WEIGHT_ONLY_CFG", block=128),
-    "int4_awq": Format("INT4_AWQ_CFG", block=128),
-    "w4a8_awq": Format("W4A8_AWQ_BETA_CFG", block=128),
+    "int8": ModelOptFormat("INT8_DEFAULT_CFG"),
+    "int8_sq": ModelOptFormat("INT8_SMOOTHQUANT_CFG"),
+    "int8_wo": ModelOptFormat("INT8_WEIGHT_ONLY_CFG"),
+    "fp8": ModelOptFormat("FP8_DEFAULT_CFG"),
+    "fp8_pc_pt": ModelOptFormat("FP8_PER_CHANNEL_PER_TOKEN_CFG"),
+    "fp8_blockwise": ModelOptFormat("FP8_2D_BLOCKWISE_WEIGHT_ONLY_CFG", block=128, rows=True),
+    "int4": ModelOptFormat("INT4_BLOCKWISE_WEIGHT_ONLY_CFG", block=128),
+    "int4_awq": ModelOptFormat("INT4_AWQ_CFG", block=128),
+    "w4a8_awq": ModelOptFormat("W4A8_AWQ_BETA_CFG", block=128),
 }
 CUDA = "ModelOpt has kernels only for CUDA"
 ATTENTION = "they quantize Transformer Engine's attention, which is not used here"
@@ -65,7 +65,7 @@ REFUSED = {
 }
 
 
-def format_of(name: str) -> Format:
+def format_of(name: str) -> ModelOptFormat:
     """Return the format called `name`.
 
     Raises:

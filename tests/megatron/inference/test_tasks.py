@@ -17,7 +17,7 @@ pytest.importorskip("lm_eval", reason="python tests/get_packages.py")
 from lm_eval.api.instance import Instance
 from lm_eval.models.utils import normalize_gen_kwargs
 from megatron.inference.tasks import registry
-from megatron.inference.tasks.model import SavedModel
+from megatron.inference.tasks.model import HarnessModel
 from megatron.inference.tasks.scores import evaluate
 
 TOKENS = "\0 abcdefgh"  # a character each; the first ends a document, and rows of padding follow
@@ -75,7 +75,7 @@ def told():
 @pytest.fixture
 def saved(bigrams, told):
     args = Namespace(seq_length=WINDOW, micro_batch_size=2)
-    return SavedModel(bigrams, args, Characters(), lambda *advance: told.append(advance))
+    return HarnessModel(bigrams, args, Characters(), lambda *advance: told.append(advance))
 
 
 def ask(*args):

@@ -21,7 +21,7 @@ from pathlib import Path
 from mqo.display import Say
 from mqo.errors import FileError, RunError, full_disk_of
 from mqo.launch.config import Cluster
-from mqo.launch.lock_holder import STALE_S, Holder, Host, Process, Record, RunIdentity
+from mqo.launch.lock_holder import STALE_S, Holder, Host, LockRecord, Process, RunIdentity
 from mqo.process import held
 from mqo.untrusted import Limit, read_bytes
 
@@ -82,7 +82,7 @@ class CheckpointLock:
         self.beaten = time.monotonic()
         with suppress(OSError, FileError), self._opened() as file:  # a failed disk may recover
             record = _read(file)
-            if isinstance(record, Record) and not self._holds(record):
+            if isinstance(record, LockRecord) and not self._holds(record):
                 raise LockLostError(
                     f"Another run took the lock on {self.folder}: "
                     f"{record.holders[0].described(self.here, time.time())}",
@@ -102,10 +102,10 @@ class CheckpointLock:
     def _leave(self) -> None:
         with self._opened() as file:
             record = _read(file)
-            if not isinstance(record, Record) or not self._holds(record):
+            if not isinstance(record, LockRecord) or not self._holds(record):
                 return
             if others := record.fellows(self.job, self.node):
-                _replace(file, Record(job=record.job, holders=others))
+                _replace(file, LockRecord(job=record.job, holders=others))
             else:
                 self.path.unlink()
 
@@ -119,7 +119,7 @@ class CheckpointLock:
             record, now = _read(file), time.time()
             if isinstance(record, float) and now - record < STALE_S and not take:
                 raise _unreadable(self.path)
-            rivals = record.rivals(self.job, self.node) if isinstance(record, Record) else ()
+            rivals = record.rivals(self.job, self.node) if isinstance(record, LockRecord) else ()
             states = {} if take else {h.state(self.here, now): h for h in rivals}
             if "live" in states:
                 raise _refused(self.folder, states["live"], self.here)
@@ -135,10 +135,10 @@ class CheckpointLock:
             self.report(f"waiting  : for {orphan.described(self.here, time.time())} to end")
         self._told = True
 
-    def _holds(self, record: Record) -> bool:
+    def _holds(self, record: LockRecord) -> bool:
         return record.held_by(self.processes[0], self.here)
 
-    def _write(self, file: int, record: Record | float | None) -> None:
+    def _write(self, file: int, record: LockRecord | float | None) -> None:
         """Replace `record` by this holder and those of the other nodes of the same run."""
         own = Holder(
             node=self.node,
@@ -147,8 +147,8 @@ class CheckpointLock:
             processes=self.processes,
             heartbeat=round(time.time()),
         )
-        others = record.fellows(self.job, self.node) if isinstance(record, Record) else ()
-        _replace(file, Record(job=self.job, holders=(*others, own)))
+        others = record.fellows(self.job, self.node) if isinstance(record, LockRecord) else ()
+        _replace(file, LockRecord(job=self.job, holders=(*others, own)))
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
@@ -215,7 +215,7 @@ def check_free(folder: Path | None, where: Cluster) -> None:
         return
     here, job = Host.here(), RunIdentity.from_cluster(where)
     try:
-        record = Record.parse(read_bytes(folder / FILE, Limit.SETTINGS))
+        record = LockRecord.parse(read_bytes(folder / FILE, Limit.SETTINGS))
     except (OSError, ValueError):
         return  # the run itself checks it again
     for holder in record.rivals(job, where.node_rank):
@@ -272,18 +272,18 @@ def _remove_empty(path: Path, file: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def _read(file: int) -> Record | float | None:
+def _read(file: int) -> LockRecord | float | None:
     """Return the record; None if the file is empty, or its modification time if it is damaged."""
     content = os.pread(file, _MOST_BYTES, 0)
     if not content:
         return None
     try:
-        return Record.parse(content)
+        return LockRecord.parse(content)
     except ValueError:
         return os.fstat(file).st_mtime
 
 
-def _replace(file: int, record: Record) -> None:
+def _replace(file: int, record: LockRecord) -> None:
     """Write the record in place. A kill can leave the end of a longer one, which readers ignore."""
     content = (record.model_dump_json(indent=1) + "\n").encode()
     os.pwrite(file, content, 0)

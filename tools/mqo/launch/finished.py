@@ -27,7 +27,7 @@ FILE, MANIFEST = "finished.json", "integrity.json"
 _START = {"load": str, "ckpt-step": int, "finetune": False, "skip-train": False}
 
 
-class Record(BaseModel):
+class FinishRecord(BaseModel):
     """The content of finished.json: the validated checkpoint, its run, and the run's settings.
 
     Its iteration and the SHA-256 of its integrity.json identify the checkpoint. `settings`
@@ -111,7 +111,7 @@ def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> N
     step = newest(saved) or ""
     manifest = _sha256(checkpoint(saved, step) / MANIFEST)
     if step.isdecimal() and manifest is not None:
-        record = Record(
+        record = FinishRecord(
             iteration=int(step),
             manifest=manifest,
             run=folder.root.resolve(),
@@ -129,7 +129,7 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     return settings | config.quantization.model_dump(mode="json")
 
 
-def _check_settings(folder: Path, record: Record, config: RunConfig) -> None:
+def _check_settings(folder: Path, record: FinishRecord, config: RunConfig) -> None:
     now = _settings(config)
     changed = [
         f"{name} was {was} and is {now.get(name)}" if isinstance(was, str) else name
@@ -144,10 +144,10 @@ def _check_settings(folder: Path, record: Record, config: RunConfig) -> None:
         )
 
 
-def _read_record(folder: Path, step: int, manifest: str | None) -> Record | None:
+def _read_record(folder: Path, step: int, manifest: str | None) -> FinishRecord | None:
     """Return the record in a folder; None if it is damaged or is about another checkpoint."""
     try:
-        record = parsed(folder / FILE, Record) if (folder / FILE).is_file() else None
+        record = parsed(folder / FILE, FinishRecord) if (folder / FILE).is_file() else None
     except RunError:
         return None
     if record is None or (record.iteration, record.manifest) != (step, manifest):

@@ -124,9 +124,9 @@ def special_ids(tokenizer: Path | None) -> dict[str, Id]:
     Without a value, transformers would use its own defaults.
     """
     own = _own_ids(tokenizer) if tokenizer else {}
-    beside = _optional(tokenizer, "config.json")
+    model = _optional(tokenizer, "config.json")
     keys = [f"{name}_token_id" for name in SPECIAL]
-    return {key: _either(own.get(key), beside.get(key)) for key in keys}
+    return {key: _either(own.get(key), model.get(key)) for key in keys}
 
 
 def generation_config(tokenizer: Path | None, ids: Mapping[str, Id]) -> dict[str, Any]:
@@ -134,16 +134,16 @@ def generation_config(tokenizer: Path | None, ids: Mapping[str, Id]) -> dict[str
 
     Settings of a published model in the tokenizer's folder are kept.
     """
-    beside = _optional(tokenizer, GENERATION)
-    kept = {k: value for k, value in beside.items() if k not in (CODE, "_from_model_config")}
+    model = _optional(tokenizer, GENERATION)
+    kept = {k: value for k, value in model.items() if k not in (CODE, "_from_model_config")}
     own = {name: _either(value, kept.get(name)) for name, value in ids.items()}
     return kept | {name: value for name, value in own.items() if value is not None}
 
 
-def _either(own: Id, beside: Id) -> Id:
+def _either(own: Id, model: Id) -> Id:
     """Return the tokenizer's id, or the model's list of ids if that includes it."""
-    several = isinstance(beside, list) and own in beside
-    return beside if own is None or several else own
+    several = isinstance(model, list) and own in model
+    return model if own is None or several else own
 
 
 def _own_ids(folder: Path) -> dict[str, Id]:

@@ -124,14 +124,14 @@ class RunIdentity(_Frozen):
         return same and self.slurm_restart > other.slurm_restart
 
 
-class Record(_Frozen):
+class LockRecord(_Frozen):
     """The content of mqo.lock: the run that saves in the folder, with one holder per node."""
 
     job: RunIdentity
     holders: tuple[Holder, ...]
 
     @classmethod
-    def parse(cls, content: bytes) -> Record:
+    def parse(cls, content: bytes) -> LockRecord:
         """Return the record, ignoring text after it, of a longer one; ValueError if damaged."""
         try:
             table: Any = json.JSONDecoder().raw_decode(content.decode())[0]

@@ -49,12 +49,12 @@ def write(
     sequence = context_of("The checkpoint", args)
     tokenizer = given or find_tokenizer(load, args, sample)
     flags = [*convert.program_flags(shape, sequence), *DTYPES[dtype]]
-    config, beside = config_of(shape, dtype, sequence), out / "hf"
+    config, hf_configs = config_of(shape, dtype, sequence), out / "hf"
     facts = {"checkpoint": str(checkpoint), "arguments": args, "flags": flags, "config": config}
-    facts |= {"tokenizer": str(tokenizer.resolve()), "beside": str(beside)}
+    facts |= {"tokenizer": str(tokenizer.resolve()), "hf_configs": str(hf_configs)}
     (out / "source.json").write_text(json.dumps(facts), encoding="utf-8")
-    beside.mkdir()
-    convert.write_configs(beside, config, tokenizer)
+    hf_configs.mkdir()
+    convert.write_configs(hf_configs, config, tokenizer)
 
 
 def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:

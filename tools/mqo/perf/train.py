@@ -51,9 +51,9 @@ class PerfOptions:
 
     def planned(
         self, name: str, variant: Variant, *flags: str, threads: int | None = None, **rest: Any
-    ) -> Planned:
+    ) -> PerfRun:
         """Return a planned run with the configuration of `config_of`."""
-        return Planned(name, self.config_of(variant, *flags, **rest), variant, threads)
+        return PerfRun(name, self.config_of(variant, *flags, **rest), variant, threads)
 
     def config_of(
         self, variant: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
@@ -72,7 +72,7 @@ class PerfOptions:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PerfRun:
     """A planned run; `threads` are per process, None for the launcher's default."""
 
     name: str
@@ -106,14 +106,14 @@ class PerfPlan:
     `scaling` is one run with one process and one with two, or empty for the reason `unscaled`.
     """
 
-    baseline: Planned
-    mode: Planned
-    again: Planned
-    scaling: tuple[Planned, ...]
+    baseline: PerfRun
+    mode: PerfRun
+    again: PerfRun
+    scaling: tuple[PerfRun, ...]
     unscaled: str = ""
 
     @property
-    def runs(self) -> tuple[Planned, ...]:
+    def runs(self) -> tuple[PerfRun, ...]:
         """Return all runs, in their order."""
         return self.baseline, self.mode, self.again, *self.scaling
 
@@ -147,7 +147,7 @@ def profiler_flags(steps: int) -> tuple[str, ...]:
     )
 
 
-def _scaling(options: PerfOptions, machine: Machine) -> tuple[tuple[Planned, ...], str]:
+def _scaling(options: PerfOptions, machine: Machine) -> tuple[tuple[PerfRun, ...], str]:
     """Return runs with one and two processes of the same batch and threads; or () and why not."""
     places = machine.gpus if machine.has_cuda else machine.cores
     if places < 2:
@@ -169,7 +169,7 @@ def _scaling(options: PerfOptions, machine: Machine) -> tuple[tuple[Planned, ...
     return pair, ""
 
 
-def train(project: Project, runs: Sequence[Planned], root: Path, report: Say) -> dict[str, Run]:
+def train(project: Project, runs: Sequence[PerfRun], root: Path, report: Say) -> dict[str, Run]:
     """Train each run in a subfolder of `root`; RunError if one fails."""
     done = {}
     for n, planned in enumerate(runs, 1):

@@ -46,7 +46,7 @@ DEFAULT = "(default: %(default)s)"
 class Source:
     """A checkpoint, the flags that build its model, and the arguments of its training.
 
-    The folder `beside` has the tokenizer and configurations for an export; `config` is its
+    The folder `hf_configs` has the tokenizer and configurations for an export; `config` is its
     config.json.
     """
 
@@ -54,7 +54,7 @@ class Source:
     flags: list[str]
     arguments: Mapping[str, Any]
     tokenizer: str
-    beside: str
+    hf_configs: str
     config: Mapping[str, Any]
 
 
@@ -208,7 +208,7 @@ def write(args: argparse.Namespace, source: Source, model: Any) -> None:
             ranks = args.inference_tensor_parallel
             export.export_tensorrt_llm(core, folder, ranks, source.config["rope_scaling"])
             return
-        shutil.copytree(source.beside, folder, dirs_exist_ok=True)
+        shutil.copytree(source.hf_configs, folder, dirs_exist_ok=True)
         (export.export_dequantized if args.dequantized else export.export_hf)(core, folder)
 
 

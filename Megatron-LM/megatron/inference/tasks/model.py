@@ -25,7 +25,7 @@ Told = Callable[[str, int, int], None]
 Scored = tuple[Any, list[int], list[int]]  # the harness's label, the context, the scored tokens
 
 
-class SavedModel(TemplateLM):
+class HarnessModel(TemplateLM):
     """A model on one process, with the quant types of its source.
 
     `told` is called with the unit, the number that are done, and their total.

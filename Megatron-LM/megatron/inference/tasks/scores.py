@@ -8,13 +8,13 @@ from typing import Any
 import lm_eval
 from lm_eval.defaults import DEFAULT_OTHER_SEED
 
-from .model import SavedModel
+from .model import HarnessModel
 
 STDERR = "_stderr"
 
 
 def evaluate(
-    model: SavedModel, loaded: Mapping[str, Any], limit: int | None, shots: int | None
+    model: HarnessModel, loaded: Mapping[str, Any], limit: int | None, shots: int | None
 ) -> list[dict[str, Any]]:
     """Return a row for each task and metric, from at most `limit` documents per task.
 

@@ -349,10 +349,10 @@ def _tracked(folder: Path) -> int | None:
 
 
 def _name_newest(folder: Path, iteration: int) -> None:
-    beside = folder / f"{TRACKER}.new"
+    replacement = folder / f"{TRACKER}.new"
     try:
-        beside.write_text(str(iteration), encoding="utf-8")
-        beside.replace(folder / TRACKER)
+        replacement.write_text(str(iteration), encoding="utf-8")
+        replacement.replace(folder / TRACKER)
     except OSError as error:
         raise CheckpointError(
             f"{folder / TRACKER} cannot be written ({error.strerror}). Expected: the number "
