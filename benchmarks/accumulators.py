@@ -1,13 +1,13 @@
-"""Accumulate the products of a GEMM in float32 blocks, or in a simulated tensor core.
+"""Sum the products of a GEMM block by block in float32, or as a tensor core does.
 
 DeepSeek-V3 (arXiv 2412.19437) reports that Hopper's FP8 instructions align the products of a chunk
 to the largest exponent among them, and keep 14 bits of each. MMA-Sim (arXiv 2511.10909) and Khattak
-and Mikaitis (arXiv 2512.07004) give the details, also for other instructions: a chunk is a number
-of products and the accumulator; the exponent of a product is the sum of its operands' exponents;
-bits below the last one kept are truncated; the sum is truncated to the width of the accumulator.
-An element that is subnormal in its format has its own exponent here; hardware uses the exponent of
-the smallest normal number. benchmarks/results/accumulation-2026-11-23.md compares this model with
-published results of GPUs.
+and Mikaitis (arXiv 2512.07004) give the details, also for other instructions: in each step a chunk
+of products and the accumulator are aligned and added; the exponent of a product is the sum of its
+operands' exponents; bits below the last one kept are truncated; the sum is truncated to the width
+of the accumulator. The exponent of a subnormal element is that of its leading bit here; hardware
+uses the exponent of the smallest normal number. benchmarks/accumulation.py uses this module;
+benchmarks/results/accumulation-2026-11-23.md compares this model with published results of GPUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 # Takes a [M, K] and b [N, K], and returns their product [M, N].
 Multiply = Callable[[Tensor, Tensor], Tensor]
-# Below the exponent of any product of float32 values; used for zeros.
+# Used for zeros; it is below the exponent of any product of float32 values.
 _LEAST_EXPONENT = -400
 
 
@@ -29,22 +29,22 @@ _LEAST_EXPONENT = -400
 class TensorCore:
     """The widths of a tensor core's accumulation.
 
-    bits: bits kept of the addend with the largest exponent; an addend whose exponent is lower by n
-        keeps n fewer.
-    kept: significant bits of the accumulator after each chunk.
+    addend_bits: bits kept of the addend with the largest exponent; an addend whose exponent is
+        lower by n keeps n fewer.
+    accumulator_bits: significant bits of the accumulator after each chunk.
     chunk: number of products that are aligned and added at once.
     """
 
-    bits: int
-    kept: int
+    addend_bits: int
+    accumulator_bits: int
     chunk: int = 32
 
 
 # Addends and accumulator have 13 bits after the leading one.
-HOPPER_FP8 = TensorCore(bits=14, kept=14)
+HOPPER_FP8 = TensorCore(addend_bits=14, accumulator_bits=14)
 # Addends have 25 bits after the leading one; the accumulator is float32.
-BLACKWELL_FP8 = TensorCore(bits=26, kept=24)
-BF16 = TensorCore(bits=26, kept=24, chunk=16)  # on Hopper and on Blackwell
+BLACKWELL_FP8 = TensorCore(addend_bits=26, accumulator_bits=24)
+BF16 = TensorCore(addend_bits=26, accumulator_bits=24, chunk=16)  # on Hopper and on Blackwell
 
 
 def tensor_core(a: Tensor, b: Tensor, core: TensorCore, start: Tensor | float = 0.0) -> Tensor:
@@ -58,9 +58,9 @@ def tensor_core(a: Tensor, b: Tensor, core: TensorCore, start: Tensor | float = 
         products = left[:, None] * right[None]
         exponents = exponent(left).short()[:, None] + exponent(right).short()[None]
         largest = torch.maximum(exponents.amax(dim=-1), exponent(total).short())
-        shift = power_of_two(core.bits - 1 - largest.long().clamp(min=_LEAST_EXPONENT))
+        shift = power_of_two(core.addend_bits - 1 - largest.long().clamp(min=_LEAST_EXPONENT))
         cut = products.mul_(shift[..., None]).trunc_().sum(dim=-1)
-        total = _cut((cut + (total * shift).trunc()) / shift, core.kept)
+        total = _cut((cut + (total * shift).trunc()) / shift, core.accumulator_bits)
     return total
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from mqo.quant import reference
 from mqo.quant.backend import fake_quantize
-from mqo.quant.scales import blocks_of, spread
+from mqo.quant.scales import blocks_of, expand_scales
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import largest
 from torch import Tensor
@@ -66,7 +66,7 @@ def quantize(x: Tensor, kind: str, sample: int) -> Operand:
         scale = torch.ones(sample, 1, dtype=torch.float64)
         return Operand(whole, whole[:sample].double(), scale, 1.0, spec)
     values, scales = reference.encode(x[:sample], spec, -1, None, largest(x))
-    decode, tensor = spread(scales.decode, scales.run, length).expand(sample, length), 1.0
+    decode, tensor = expand_scales(scales.decode, scales.run, length).expand(sample, length), 1.0
     if spec.format.needs_tensor_amax:
         tensor = scales.stored.tensor.item()
         # The quotient is E4M3, or 1; bfloat16 removes the float32 rounding of decode.

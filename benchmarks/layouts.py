@@ -4,9 +4,10 @@
 
 For each model of the matrix on 8, 64 and 512 GPUs, with fused and with chunked attention, runs `mqo
 simulate` on every layout in the launcher's order up to the first that fits an h100-80gb. Layouts
-that need FAR times the limit or more by the formulas are skipped. On 512 GPUs the global batch is
-one micro-batch per GPU. Prints the chosen layouts as a table, with the roofline of a step. Needs no
-GPU.
+whose memory by the formulas exceeds the limit by more than a quarter are skipped. On 512 GPUs the
+global batch is 512 sequences. Prints the chosen layouts as a table, with
+the roofline of a step. Needs no GPU. The launcher reads the CSV: run this again after a change of
+the simulation or of the models.
 """
 
 import csv
@@ -37,12 +38,12 @@ DEVICE, PER_NODE = "h100-80gb", 8
 GPUS = (8, 64, 512)
 # {attention: a mode that uses it}; other modes with the same attention have the same peak.
 MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
-FAR = 1.25
+SKIPPED_ABOVE = 1.25  # times the device's limit
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 
 
 @dataclass(frozen=True)
-class Tried:
+class SimulatedLayout:
     """A layout that was simulated."""
 
     attention: str
@@ -62,32 +63,32 @@ class Tried:
 
 def main() -> None:
     """Simulate all cases, write the table, and print the chosen layouts."""
-    tried: list[Tried] = []
+    tried: list[SimulatedLayout] = []
     names = "layout | formulas, GiB | simulated, GiB | GEMMs, s | others, s | sent, s | step, s"
     print(f"| model | GPUs | attention | {names} |")
     print("|" + "---|" * 10)
     cases = list(itertools.product(tables.models(), GPUS, MODES))
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for mine in pool.map(lambda case: simulated(*case), cases):
-            tried += [layout for layout, _ in mine]
-            print(line(*mine[-1]), flush=True)
+        for results in pool.map(lambda case: simulated(*case), cases):
+            tried += [layout for layout, _ in results]
+            print(line(*results[-1]), flush=True)
     with TABLE.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, [*KEYS, "bytes", *KINDS], lineterminator="\n")
         writer.writeheader()
         writer.writerows(layout.row() for layout in tried)
 
 
-def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
+def simulated(model: str, gpus: int, attention: str) -> list[tuple[SimulatedLayout, Fit]]:
     """Return the simulated layouts in the launcher's order; the last one fits."""
     config = configured(model, gpus, MODES[attention])
     types = dict(config.quantization.types or {})
     machine, project = imagined(DEVICE, PER_NODE), Project.here()
     series = Series.of_project(project)
-    tried: list[tuple[Tried, Fit]] = []
+    tried: list[tuple[SimulatedLayout, Fit]] = []
 
     def measure(job: Workload, layout: Layout) -> Fit:
         computed = compute(job, layout)
-        if computed.need > FAR * job.limit:
+        if computed.need > SKIPPED_ABOVE * job.limit:
             return computed
         placed = config.with_layout(layout.flags(job.dtype))
         print(f"{model}, {gpus} GPUs, {attention}: {layout}", file=sys.stderr, flush=True)
@@ -95,17 +96,17 @@ def simulated(model: str, gpus: int, attention: str) -> list[tuple[Tried, Fit]]:
         run = jobs.RunJob.from_config(placed, machine, types, imbalance)
         ranks = jobs.simulate(project, Tree(project.tree), series, run, lambda text: None)
         result = Simulation(placed, DEVICE, str(layout), imbalance, tuple(ranks))
-        tried.append((Tried(attention, layout, result), computed))
+        tried.append((SimulatedLayout(attention, layout, result), computed))
         return Fit(layout, result.worst.stage, computed.memory, result.need, is_simulated=True)
 
-    def divides(layout: Layout) -> bool:
+    def is_valid(layout: Layout) -> bool:
         try:
             check_layout(config.with_layout(layout.flags(config.experiment.dtype)))
         except LayoutError:
             return False
         return True
 
-    choose(workload_of(config, machine, types), divides, measure=measure)
+    choose(workload_of(config, machine, types), is_valid, measure=measure)
     return tried
 
 
@@ -116,7 +117,7 @@ def configured(model: str, gpus: int, mode: str) -> RunConfig:
     return resolve(model, "wikipedia", mode, "standard", cluster=cluster, extra_flags=flags)
 
 
-def line(tried: Tried, computed: Fit) -> str:
+def line(tried: SimulatedLayout, computed: Fit) -> str:
     """Return the printed row of a chosen layout: memory in GiB, and seconds at peak rates."""
     result = tried.result
     bound = result.roofline(result.slowest)

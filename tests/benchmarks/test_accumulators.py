@@ -28,7 +28,7 @@ def rms(x):
 
 
 def test_a_chunk_is_aligned_cut_and_summed(accumulators):
-    core = accumulators.TensorCore(bits=4, kept=4, chunk=2)
+    core = accumulators.TensorCore(addend_bits=4, accumulator_bits=4, chunk=2)
     # 1.75 + 1.125 = 2.875, of which four bits are 2.75. Beside it the last bit of an addend is
     # worth 0.25: of -0.3125 it leaves -0.25, and 2.75 + 1 - 0.25 = 3.5.
     a, ones = row(1.75, 1.125, 1.0, -0.3125), row(1.0, 1.0, 1.0, 1.0)
@@ -37,20 +37,20 @@ def test_a_chunk_is_aligned_cut_and_summed(accumulators):
 
 
 def test_a_product_is_aligned_by_the_exponents_of_its_operands(accumulators):
-    core = accumulators.TensorCore(bits=2, kept=3)
+    core = accumulators.TensorCore(addend_bits=2, accumulator_bits=3)
     # 1.5 * 1.5 = 2.25 counts with exponent 0, so that 0.5 is the last bit, and 0.5 is kept.
     assert accumulators.tensor_core(row(1.5, 0.5), row(1.5, 1.0), core).item() == 2.5
 
 
 def test_what_the_accumulator_held_is_an_addend(accumulators):
-    core = accumulators.TensorCore(bits=4, kept=4)
+    core = accumulators.TensorCore(addend_bits=4, accumulator_bits=4)
     # Under 8, with its last bit of 1, 0.75 is lost, and 1.5 becomes 1.
     assert accumulators.tensor_core(row(0.75), row(1.0), core, start=8.0).item() == 8
     assert accumulators.tensor_core(row(1.5), row(1.0), core, start=8.0).item() == 9
 
 
 def test_zeros_stay_zero(accumulators):
-    core = accumulators.TensorCore(bits=14, kept=14)
+    core = accumulators.TensorCore(addend_bits=14, accumulator_bits=14)
     assert accumulators.tensor_core(row(0.0, 0.0), row(0.0, 3.0), core).item() == 0
 
 
@@ -70,14 +70,14 @@ def test_with_many_bits_it_is_the_product_but_for_rounding(accumulators, bits, o
 
 def test_30_bits_are_no_worse_than_a_gemm_in_float32(accumulators):
     a, b = operands()
-    core = accumulators.TensorCore(bits=30, kept=30)
+    core = accumulators.TensorCore(addend_bits=30, accumulator_bits=30)
     wrong = accumulators.tensor_core(a, b, core) - a @ b.T
     assert rms(wrong) <= rms((a.float() @ b.float().T).double() - a @ b.T)
 
 
 def test_whole_numbers_below_the_last_bit_are_exact(accumulators):
     a, b = (torch.round(4 * x) for x in operands())
-    core = accumulators.TensorCore(bits=24, kept=24)
+    core = accumulators.TensorCore(addend_bits=24, accumulator_bits=24)
     assert accumulators.tensor_core(a, b, core).equal(a @ b.T)
 
 

@@ -101,9 +101,9 @@ def test_a_release_that_takes_head_sizes_itself_stops_the_patch():
 
 @pytest.mark.parametrize(("version", "files"), [("0.10.0", 1), ("0.18.2", 1), ("0.19.2", 2)])
 def test_the_norms_rules_are_new_in_0_19(version, files):
-    edits = [edit for edit in SERIES["mla_local"].load_edits() if edit.holds_in(version)]
+    edits = [edit for edit in SERIES["mla_local"].load_edits() if edit.applies_to(version)]
     assert len(edits) == files
-    assert SERIES["mla_local"].holds_in(version)
+    assert SERIES["mla_local"].applies_to(version)
 
 
 def test_the_change_to_upstream_is_small(vendored):

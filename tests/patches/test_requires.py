@@ -56,7 +56,7 @@ def test_an_entry_with_what_it_requires_is_enough(upstream, name):
     alone = SERIES.only(SERIES.with_required([name]))
     files = plan(alone, version, paths, read)
     placed = places(alone.entries)
-    assert files or SERIES[name].kind == "add" or not SERIES[name].holds_in(version)
+    assert files or SERIES[name].kind == "add" or not SERIES[name].applies_to(version)
     for path, file in files.items():
         with warnings.catch_warnings(action="ignore"):
             compile(file.content, path, "exec", dont_inherit=True)

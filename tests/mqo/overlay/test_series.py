@@ -40,7 +40,7 @@ def test_leaving_out_an_unknown_entry_is_an_error(series):
 
 @pytest.mark.parametrize(("version", "held"), [("0.9", False), ("1.9.9", True), ("2.0", False)])
 def test_an_entry_holds_in_the_releases_of_its_range(series, version, held):
-    assert series["quant_sites"].holds_in(version) is held
+    assert series["quant_sites"].applies_to(version) is held
 
 
 @pytest.mark.parametrize(("version", "held"), [("0.9", False), ("1.9.9", True), ("2.0", False)])

@@ -27,7 +27,7 @@ _SHOWN = 20  # bad documents that are reported one by one
 class Counts:
     """What was indexed, summed over the keys.
 
-    `tokens` counts end-of-document tokens, `skipped` empty documents, `bad` unusable ones.
+    `tokens` includes end-of-document tokens. `skipped` are empty documents, `bad` unusable ones.
     """
 
     documents: int = 0
@@ -38,8 +38,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class IndexJob:
-    """What to index: `keys` name the texts, each with its own pair of files at `prefix`.
+    """The corpus to index, and the files to write.
 
+    Each of `keys` is a field of a document, and gets its own pair PREFIX_KEY_document.bin, .idx.
     `eod` ends each document with the encoder's end-of-document id. `strict` stops at a bad
     document.
     """
@@ -59,12 +60,12 @@ Watch = Callable[[int, int, Counts], None]
 def index(job: IndexJob, say: Say, watch: Watch = lambda done, total, counts: None) -> Counts:
     """Index the corpus of `job` and return the counts.
 
-    The pairs get their names when all are complete. `watch` gets the bytes read, the bytes of all
-    files, and the counts.
+    The files are renamed to their final names after all are complete. `watch` gets the bytes read,
+    the bytes of all files, and the counts.
 
     Raises:
         DataError: the corpus has no text, a file cannot be read, a document is bad if strict, the
-            encoder has no end of document, or another process writes there.
+            encoder has no end-of-document token, or another process writes there.
     """
     if not job.prefix.name:
         raise DataError(f"{job.prefix} is not a file", expected="the prefix of the files to write")
@@ -148,7 +149,7 @@ def no_tree(why: str) -> MissingError:
 
 
 def _add(job: IndexJob, builder: Any, texts: Sequence[str], counts: Counts) -> None:
-    """Add the texts of one key; one without ids would be an empty sequence."""
+    """Add the texts of one key. Skip texts without ids, which would be empty sequences."""
     end = [job.encoder.eod] if job.eod and job.encoder.eod is not None else []
     encoded = [ids + end for ids in job.encoder.encode([text for text in texts if text]) if ids]
     for ids in encoded:

@@ -37,10 +37,10 @@ class AlreadyApplied:
 
 @dataclass(frozen=True)
 class Restored:
-    """Upstream's bytes are back where only `entries` had changed them; `remaining` still apply.
+    """The restored `entries`, and the `remaining` ones, which are still applied.
 
-    `kept` are copies of overwritten hand edits; `left` are files that the overlay never changed,
-    but the user did. They are not restored.
+    Files that only `entries` had changed are upstream's again. `kept` are copies of overwritten
+    hand edits. `left` are files that the user changed and the overlay did not; they stay.
     """
 
     changed: int
@@ -60,18 +60,20 @@ class AlreadyPristine:
 def apply(
     tree: Tree, series: Series, names: Sequence[str] = (), *, force: bool = False
 ) -> Applied | AlreadyApplied:
-    """Apply the named entries and what they require, besides those already applied; by default all.
+    """Apply the named entries and what they require; by default all entries.
+
+    Entries that are already applied stay.
 
     Raises DriftError if an entry does not fit, and EditedError for a file changed by hand that
     would be overwritten, unless `force` is given, which keeps a copy.
     """
-    tree.upstream()  # before the lock, which would make a folder even without a tree
+    tree.upstream()  # raises without a tree, before the lock makes a folder
     requested = series.with_required(names or series.names)
     with tree.reading("apply"):
         manifest = tree.manifest()
         wanted = series.only({*requested, *(manifest.names if names and manifest else ())})
         if is_current(tree, manifest, wanted):
-            assert manifest is not None, "a series without entries"
+            assert manifest is not None, "the series has no entries"
             return AlreadyApplied(len(manifest.files))
         target = goal(tree, wanted)
         kept = _move(tree, target, "apply", force=force)
@@ -122,7 +124,7 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
     """Make the changes, unless they would overwrite a hand edit; return the copies kept."""
     edited = _edits(tree, target)
     if edited and not force:
-        raise _edited_error(tree, edited, "--force overwrites it")
+        raise _edited_error(tree, edited, "--force overwrites the files")
     manifest, copies = target.manifest, copies_of(tree, edited)
     used = set(tree.upstream().files.values()) if tree.is_vendored else set()
     if manifest:
@@ -161,16 +163,16 @@ def _edited_error(tree: Tree, edited: Sequence[str], remedy: str) -> EditedError
     more = f" and {len(edited) - 3} more" if len(edited) > 3 else ""
     files = f"{', '.join(edited[:3])}{more} in {tree.root}"
     detail = "".join(local_diff(tree, path) for path in edited)
-    aside = f"{remedy} and keeps a copy in .mqo/kept"
+    aside = f"{remedy} and keeps copies in .mqo/kept"
     if tree.is_checkout and tree.manifest() is None and tree.upstream().files.keys() >= {*edited}:
         return EditedError(
-            f"{files}: changed since HEAD, and patches change it, too",
+            f"Files that patches change were changed since HEAD: {files}",
             expected="files as in HEAD where patches change them",
             help=f"Commit the change, shown below, or stash it with git; or {aside}",
             detail=detail,
         )
     return EditedError(
-        f"{files}: changed by hand since mqo wrote it",
+        f"Files were changed by hand since mqo wrote them: {files}",
         expected="upstream's bytes or the patched ones",
         help=f"Undo the change, shown below; or {aside}",
         detail=detail,

@@ -32,7 +32,7 @@ class Anchor:
     count: int = 1
     versions: str = ""
 
-    def holds_in(self, version: str) -> bool:
+    def applies_to(self, version: str) -> bool:
         """Return whether upstream release `version` should have this form."""
         return covers(self.versions, version)
 
@@ -119,6 +119,6 @@ class FileEdits:
         """Return the file's upstream package: "megatron/core" or "megatron/training"."""
         return "/".join(self.path.split("/")[:2])
 
-    def holds_in(self, version: str) -> bool:
+    def applies_to(self, version: str) -> bool:
         """Return whether upstream release `version` needs these edits."""
         return covers(self.versions, version)

@@ -104,7 +104,7 @@ def _placed(
     """Return the added files that this tree lacks, and those that collide with upstream's."""
     files: dict[str, FilePlan] = {}
     colliding: list[str] = []
-    for entry in (e for e in series.entries if e.kind == "add" and e.holds_in(version)):
+    for entry in (e for e in series.entries if e.kind == "add" and e.applies_to(version)):
         for path, content in series.placed_files(entry, tree.root).items():
             if tree.collides(path):
                 colliding.append(path)

@@ -88,7 +88,7 @@ def drift(
 def _plan_entry(
     series: Series, entry: Entry, version: str, files: dict[str, FilePlan], sources: Collection[str]
 ) -> None:
-    if not entry.holds_in(version):
+    if not entry.applies_to(version):
         return
     try:
         if entry.kind == "site":
@@ -120,7 +120,7 @@ def _plan_sites(
     for edits in entry.load_edits():
         # Wheels before 0.17 hold megatron/core only: edits of megatron/training are not needed.
         brought = any(path.startswith(f"{edits.package}/") for path in sources)
-        if not brought or not edits.holds_in(version):
+        if not brought or not edits.applies_to(version):
             continue
         if edits.path in sources and edits.path not in files:
             continue  # not among the requested files

@@ -153,7 +153,7 @@ class _Changes:
     def _hits(self, scope: str, anchors: Sequence[Anchor]) -> list[cst.CSTNode]:
         hits: list[cst.CSTNode] = []
         for anchor in anchors:
-            if not anchor.holds_in(self.version):
+            if not anchor.applies_to(self.version):
                 continue
             hits += find_pattern(self.module, self._scope(scope), anchor.pattern, anchor.count)
         if not hits:

@@ -37,9 +37,9 @@ def read_table(path: Path, kind: type[RowT], schema: int) -> RowT:
     try:
         table = read_toml(path)
     except NoFileError as error:
-        raise refusal(path, error.clause) from error
+        raise refusal(path, error.fault) from error
     except UntrustedFileError as error:
-        raise refusal(path, f"is not TOML ({error.clause})") from error
+        raise refusal(path, f"is not TOML ({error.fault})") from error
     version = table.pop("schema", None)
     if type(version) is not int or version != schema:
         has = "no schema" if version is None else f"schema {reprlib.repr(version)}"

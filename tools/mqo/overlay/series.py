@@ -42,7 +42,7 @@ class Entry:
         """Return the file that holds the entry's edits or rule (none for kind "add")."""
         return self.folder / f"{self.name}.py"
 
-    def holds_in(self, version: str) -> bool:
+    def applies_to(self, version: str) -> bool:
         """Return whether upstream release `version` needs the entry."""
         return covers(self.upstream, version)
 
@@ -55,7 +55,7 @@ class Entry:
             if file.package not in PACKAGES:  # it would be skipped, because no tree has it
                 raise self.failure(f"edits {file.path}", f"a file of {' or '.join(PACKAGES)}")
             if odd := [edit for edit in file.edits if not isinstance(edit, Edit)]:
-                raise self.failure(f"has {odd[0]!r:.80} among its edits", "only edits")
+                raise self.failure(f"has {odd[0]!r:.80} among its edits", "instances of Edit")
         return files
 
     def load_codemod(self) -> Codemod:
@@ -76,7 +76,7 @@ class Entry:
         )
 
     def _module(self) -> ModuleType:
-        """Run the current source, without bytecode, which may be outdated."""
+        """Run the current source; cached bytecode may be outdated."""
         module = ModuleType(f"mqo_patch_{self.name}")
         try:
             code = compile(self.source.read_bytes(), str(self.source), "exec")
@@ -98,9 +98,9 @@ class SeriesTable:
 class Series:
     """All entries, in the order of application.
 
-    `ours` is the tree that uses the installed mqo, and holds the other files of "add" entries:
-    nothing is added to it, but all of them are added to any other tree. Without `ours` they count
-    as added. `supported` is the range of upstream releases that the series was verified on, "" for
+    `ours` is the tree of this project. It already has the files of "add" entries, and imports the
+    installed mqo, so these files are copied only to other trees; without `ours`, to none.
+    `supported` is the range of upstream releases that the series was verified on, "" for
     any: it distinguishes a release that does not need an entry from one that was not tried.
     """
 
@@ -176,7 +176,10 @@ class Series:
 
 
 def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
-    """Return {path in a tree: content} of an "add" entry's files: mqo's, else those at `root`."""
+    """Return {path in a tree: content} of an "add" entry's files.
+
+    They are those of the installed mqo if it has them, otherwise those at `root`.
+    """
     files = {}
     for name in entry.files:
         start = runtime.origin(name) or root / name

@@ -8,7 +8,10 @@
     pv     context = probs value            keys
 
 Blocks and scales run along the axis that a product sums over, which `[sites]` in formats.toml lists
-for each operand. patches/quant_sites.py inserts the calls into Megatron's source.
+for each operand. patches/quant_sites.py inserts the calls into Megatron's source, as in
+
+    operands = gemm_operands("fprop", custom_quant_type, weight)
+    output = torch.matmul(operands.lhs(x), operands.rhs(weight).t())
 """
 
 import functools
@@ -57,14 +60,15 @@ class GemmOperands:
         return tensor
 
     def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
-        """Return the quantizer of parts of the left operand, of `shape`, along its last axis.
+        """Return a quantizer that takes the left operand in parts.
 
-        `amax` is that of the whole operand, float32 [], for formats that scale by it.
+        `shape` and `amax` (float32 []) are those of the whole operand. Quantization is along its
+        last axis.
         """
         return OperandParts(("", "", ""), QuantSpec(NONE), shape)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
-        """Replace the tensors that a linear layer saved in `ctx`, if activations are packed."""
+        """Store in a linear layer's `ctx` what its backward pass needs: the micro-batch."""
         micro_batches.keep(ctx)
 
 
@@ -95,7 +99,7 @@ class QuantizedOperands(GemmOperands):
         return self._straight_through(tensor, self.site.rhs, self.site.rhs_axis)
 
     def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
-        """Override the base class."""
+        """Return a quantizer that takes the left operand in parts, as the base class does."""
         operand = self.site.lhs
         spec = self._operand_spec(operand).spec
         needed = amax if spec.scales_by_tensor else None
@@ -103,9 +107,10 @@ class QuantizedOperands(GemmOperands):
         return OperandParts(key, spec, shape, self._seed(operand, spec), needed)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
-        """Save the activation as codes if `save_activations` is "packed".
+        """Store the micro-batch in `ctx`, and replace the activation by codes if it is packed.
 
-        `activation` belongs to this rank: under sequence parallelism it is a part of the left
+        It is packed if the option `save_activations` is "packed". `activation` belongs to this
+        rank: under sequence parallelism it is a part of the left
         operand, `gathered`.
         """
         micro_batches.keep(ctx)
@@ -179,7 +184,8 @@ class QuantizedOperands(GemmOperands):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the tensor to round, and its amax if known.
 
-        With a gain or smoothing it is float32, because the dtype may not represent it.
+        With a gain (a factor before rounding) or smoothing it is float32, because the dtype of
+        `original` may not represent the result.
         """
         if operand_spec.smooth:
             wide = original.float()
@@ -202,9 +208,10 @@ class QuantizedOperands(GemmOperands):
     def _seed(
         self, operand: str, spec: QuantSpec, keeps: bool = False, part: int = 0
     ) -> int | None:
-        """Return the operand's seed; one for all micro-batches if the result is kept for a step.
+        """Return the operand's seed for stochastic rounding, or None.
 
-        `part` is the number of this rank's part of an operand that the layer gathers.
+        If the weight cache keeps the result for a step, all micro-batches share one seed. `part` is
+        the number of this rank's part of an operand that the layer gathers.
         """
         if spec.rounding != "stochastic":
             return None
@@ -255,10 +262,11 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     Args:
         site: a name in SITES, which gives the axes along which the operands are quantized.
         quant_type: one of QUANT_TYPES. With 'none', both operands pass through unchanged. The run's
-            schedule may set another type for this step, and its rules another one for this layer.
+            schedule may set another type for this step, and its `[[rules]]` another type for this
+            layer.
         owner: the weight Parameter (linear sites) or the attention module (qk, pv). It has the
-            labels that `label_layers` sets; a view of it has none. If the layer is exempt or
-            excluded, both operands pass through unchanged.
+            labels that `label_layers` sets; a view of it has none. If the layer is exempt (such as
+            a teacher) or excluded by the run, both operands pass through unchanged.
 
     Raises:
         ValueError: the site or the type is unknown; the text names the valid ones.

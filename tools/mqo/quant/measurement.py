@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mqo.quant.formats import SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN, Minifloat
-from mqo.quant.scales import Scales, exponent, scales_of, spread
+from mqo.quant.scales import Scales, expand_scales, exponent, scales_of
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import largest
 
@@ -44,7 +44,10 @@ class Sums(NamedTuple):
 def measure(
     original: Tensor, quantized: Tensor, spec: QuantSpec, axis: int, amax: Tensor | None = None
 ) -> Sums:
-    """Measure a call of `fake_quantize` with these arguments, without waiting for the device."""
+    """Return the sums over `original` and `quantized`, without synchronizing with the device.
+
+    `quantized` is the result of `fake_quantize(original, spec, axis, amax=amax)`.
+    """
     moved = original.movedim(axis, -1) if original.dim() and spec.block else original
     scales = scales_of(moved, spec, amax)
     nonzero = original != 0
@@ -70,8 +73,8 @@ def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
     """Count the magnitudes beyond the largest finite value under their scale."""
     element = spec.format.element
     limit = element.max_value if isinstance(element, Minifloat) else 2.0**element.max_exponent
-    encode = spread(scales.encode.float(), scales.run, x.shape[-1] if x.dim() else 1)
-    # A block without a scale does not count as saturated: NaN is not larger.
+    encode = expand_scales(scales.encode.float(), scales.run, x.shape[-1] if x.dim() else 1)
+    # A block without a scale does not count as saturated: comparisons with NaN are false.
     return ((x.float() * encode).abs() > limit).sum()
 
 
@@ -142,7 +145,7 @@ class Measurement:
 
 
 def decibels(signal: float, noise: float) -> float | None:
-    """Return 10 log10(signal / noise) in dB: inf without noise, None without a signal."""
+    """Return 10 log10(signal / noise) in dB: None if signal is 0, otherwise inf if noise is 0."""
     if math.isnan(signal) or math.isnan(noise):
         return math.nan
     if signal == 0:

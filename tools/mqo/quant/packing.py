@@ -19,7 +19,7 @@ from mqo.quant.backend import (
 from mqo.quant.codes import code_values
 from mqo.quant.formats import FORMATS, check_choice
 from mqo.quant.reference import encode
-from mqo.quant.scales import Stored, decode_factors, run_of, scales_of, spread, stored_like
+from mqo.quant.scales import Stored, decode_factors, expand_scales, run_of, scales_of, stored_like
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import signed
 
@@ -129,7 +129,7 @@ def _unpack(codes: Tensor, result: Tensor, scales: Stored, axis: int, spec: Quan
     factors = factors.expand(len(rows), -1) if run is None else _rows(factors)
     for part in _parts(rows):
         decoded = _decoded(_rows(codes)[part], spec.quant_type)[:, :size]
-        rows[part] = decoded * spread(factors[part], run, size)
+        rows[part] = decoded * expand_scales(factors[part], run, size)
     if values is not last:
         last.copy_(values)
 
@@ -153,7 +153,7 @@ def _encoded(rounded: Tensor, decode: Tensor, spec: QuantSpec) -> Tensor:
     inverse = torch.where(decode == 0, 1.0, 1 / decode).float()  # 1: a zero keeps its sign
     inverse = inverse.expand(len(rows), -1) if run is None else _rows(inverse)
     for part in _parts(rows):
-        values = rows[part].float() * spread(inverse[part], run, size)
+        values = rows[part].float() * expand_scales(inverse[part], run, size)
         # A NaN comes from a block whose scale is NaN; formats without scales have a code for it.
         values = values if spec.format.scale == "none" else values.nan_to_num_(nan=0.0)
         target[part] = _joined(_codes(values, spec), spec.format.code_bits)[:, : target.shape[1]]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mqo.quant.formats import Minifloat, TaperedFormat
-from mqo.quant.scales import Scales, bf16, exponent, fp32, power_of_two, scales_of, spread
+from mqo.quant.scales import Scales, bf16, expand_scales, exponent, fp32, power_of_two, scales_of
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import RANDOM_BITS, draws
 
@@ -70,7 +70,7 @@ def decode(encoded: Encoded) -> Tensor:
 def _times(x: Tensor, factors: Tensor, run: int | None) -> Tensor:
     """Multiply each run of `x` by its factor, in float32."""
     size = x.shape[-1] if x.dim() else 1
-    return fp32(x * spread(factors, run, size)).reshape(x.shape)
+    return fp32(x * expand_scales(factors, run, size)).reshape(x.shape)
 
 
 def _axis(spec: QuantSpec, axis: int) -> int:

@@ -128,7 +128,7 @@ def blocks_of(x: Tensor, block: int) -> Tensor:
     return blocks
 
 
-def spread(factors: Tensor, run: int | None, size: int) -> Tensor:
+def expand_scales(factors: Tensor, run: int | None, size: int) -> Tensor:
     """Repeat each run's factor [..., runs] for each of its elements [..., size]."""
     if run is None:
         return factors.reshape(()) if factors.numel() == 1 else factors
@@ -294,7 +294,7 @@ def _block_amax(x: Tensor, spec: QuantSpec) -> Tensor:
         return amax
     rows = amax.reshape(-1, amax.shape[-1]).T
     squares = blocks_of(rows, spec.block_size).amax(dim=-1)
-    return spread(squares, spec.block, rows.shape[-1]).T.reshape(amax.shape)
+    return expand_scales(squares, spec.block, rows.shape[-1]).T.reshape(amax.shape)
 
 
 def _to_code(values: Tensor, element: Minifloat) -> Tensor:

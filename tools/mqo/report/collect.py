@@ -209,7 +209,7 @@ def collect(paths: Sequence[Path]) -> tuple[list[Run], list[LeftOut]]:
     left_out: list[LeftOut] = []
 
     def skip(error: UntrustedFileError) -> None:
-        left_out.append(LeftOut(shown(error.path), "unreadable", error.clause))
+        left_out.append(LeftOut(shown(error.path), "unreadable", error.fault))
 
     for name, folder in find(paths, skip):
         match _read(name, folder):

@@ -30,7 +30,7 @@ PACKAGES = ("torch", "numpy", "numba", "triton", "transformers", "tokenizers")
 
 
 def templates(*packages: str) -> Environment:
-    """Return what renders the templates of these packages, which may include each other."""
+    """Return the Jinja environment that loads the templates of these packages."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
     return Environment(
@@ -43,7 +43,13 @@ def templates(*packages: str) -> Environment:
 
 
 def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str:
-    """Return the HTML. SetupError without plotly."""
+    """Return the report as one HTML file.
+
+    `left_out` are runs that no group has, with reasons. `when` is the printed date.
+
+    Raises:
+        SetupError: plotly is not installed.
+    """
     environment = templates("mqo.report")
     environment.globals |= {
         "BASELINE": BASELINE,
@@ -85,7 +91,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
 
 
 class Diffs:
-    """The runs' overlay.diff: each file's part once, and each different list of parts once."""
+    """The overlay.diff of each run, without duplicates: `parts` by hash, `listed` by run."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.parts: dict[str, str] = {}
@@ -128,7 +134,7 @@ def _gap(row: Row, gap: Evidence) -> dict[str, Any]:
 
 
 def _means(group: Group, points: int) -> str:
-    """Return how many steps a point of the longest curve averages, if more than one."""
+    """Return the text ", means of N steps" if a point of the longest curve averages N > 1."""
     each = steps_a_point(max(len(run.train) for run in group.runs), points)
     return f", means of {each} steps" if each > 1 else ""
 

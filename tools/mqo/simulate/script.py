@@ -27,7 +27,7 @@ def arguments(script: Path) -> tuple[list[str], bool]:
     try:
         text = read_text(script)
     except UntrustedFileError as error:
-        raise _unreadable(script, error.clause) from None
+        raise _unreadable(script, error.fault) from None
     for line in re.sub(r"\\\n", " ", text).splitlines():
         if line.lstrip().startswith("#"):
             continue

@@ -278,7 +278,7 @@ def manifest_fault(manifest: Path) -> str | None:
     try:
         files = read_json_object(manifest, within=manifest.parent).get("files")
     except UntrustedFileError as error:
-        return error.clause
+        return error.fault
     if not isinstance(files, dict) or not files:
         return "lists no files"
     for name, digest in files.items():

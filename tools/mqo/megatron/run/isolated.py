@@ -111,7 +111,7 @@ def _run(work: Callable[[], object], writer: int, memory: int, seconds: float) -
     except RecursionError:
         answer = _NESTED
     except UntrustedFileError as error:
-        parts = (os.fspath(error.path), error.clause, error.expected)
+        parts = (os.fspath(error.path), error.fault, error.expected)
         answer = "\n".join((_REFUSED, *(part.replace("\n", " ") for part in parts)))
     except BaseException as error:
         # A panic in Rust is not an Exception.

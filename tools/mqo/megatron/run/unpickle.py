@@ -239,7 +239,7 @@ def check_metadata(checkpoint: Path) -> None:
     except NoFileError:
         return
     except UntrustedFileError as error:
-        raise _refusal(error.path, error.clause) from error
+        raise _refusal(error.path, error.fault) from error
 
 
 @once_per_content
@@ -261,7 +261,7 @@ def check_common_state(checkpoint: Path) -> None:
     try:
         try_first(load, checkpoint, limits_of(0))
     except UntrustedFileError as error:
-        raise _refusal(error.path, error.clause) from error
+        raise _refusal(error.path, error.fault) from error
 
 
 def read_metadata(file: BinaryIO) -> Metadata:

@@ -41,14 +41,14 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 _NAME_ON_DISK = 4096  # bytes of a path
-# A dotted key of TOML: tomllib takes memory in proportion to the square of its parts.
 _QUOTED = re.compile(r"""\"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+\"|'[^'\n]*+'""")
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+# A dotted key of TOML: the memory of tomllib is quadratic in the number of its parts.
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{MOST_NESTED}}}")
 
 
 class Limit(IntEnum):
-    """The most bytes of a file, by its purpose."""
+    """Maximum file sizes in bytes, by purpose."""
 
     NAME = 1 << 12  # a tracker, a stamp, a note of one line
     SETTINGS = 4 << 20  # TOML and YAML that people write; scripts
@@ -62,12 +62,13 @@ class Limit(IntEnum):
 class UntrustedFileError(ValueError):
     """A file that is not opened, or has the wrong content.
 
-    `clause` is the fault, `found` the path and the fault. All are without a full stop.
+    `fault` is a clause without its subject, such as "is not a file"; `found` begins with the path.
+    None has a full stop.
     """
 
-    def __init__(self, path: str | os.PathLike[str], found: str, expected: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], fault: str, expected: str) -> None:
         self.path = Path(path)
-        self.clause, self.found, self.expected = found, f"{shown(path)} {found}", expected
+        self.fault, self.found, self.expected = fault, f"{shown(path)} {fault}", expected
         super().__init__(f"{self.found}; expected {expected}")
 
 
@@ -219,7 +220,7 @@ def read_lines(
         while line := file.readline(MOST_LINE):
             if len(line) == MOST_LINE and not line.endswith(b"\n"):
                 raise UntrustedFileError(
-                    path, "contains a longer line", f"lines below {MOST_LINE:,} bytes"
+                    path, "contains a line that is too long", f"lines below {MOST_LINE:,} bytes"
                 )
             yield line
 
@@ -255,7 +256,7 @@ def parse_json(path: str | os.PathLike[str], content: bytes | str) -> Any:
         text = content if isinstance(content, str) else content.decode("utf-8")
         value = json.loads(text)
         if _SURROGATE.search(text):
-            json.dumps(value, ensure_ascii=False).encode("utf-8")  # a lone surrogate is not text
+            json.dumps(value, ensure_ascii=False).encode("utf-8")  # raises for a lone surrogate
         return value
 
     return _parsed(path, "JSON", parse)
@@ -395,7 +396,7 @@ def _bad_layout(table: Mapping[str, Any], size: int) -> str | None:
     """Return a clause on why a header does not fit `size` bytes of data; None if it does."""
     notes = table.get(METADATA, {})
     if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
-        return f"its {METADATA} is not a table of texts"
+        return f"its {METADATA} does not map strings to strings"
     ranges = []
     for name, tensor in table.items():
         if name != METADATA:

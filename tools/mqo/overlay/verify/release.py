@@ -171,7 +171,7 @@ def _drifted(tree: Tree, series: Series) -> tuple[EntryResult, ...]:
     """Try every entry by itself, since `apply` stops at the first that fails."""
     upstream = tree.upstream()
     results = drift(series, upstream.version, upstream.files, tree.pristine)
-    for entry in (e for e in series.entries if e.kind == "add" and e.holds_in(upstream.version)):
+    for entry in (e for e in series.entries if e.kind == "add" and e.applies_to(upstream.version)):
         results[entry.name] = len(series.placed_files(entry, tree.root))
     return tuple(_entry_result(e, results[e.name]) for e in series.entries)
 

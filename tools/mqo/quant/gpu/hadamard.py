@@ -1,7 +1,8 @@
 """The random Hadamard transform as a Triton kernel: the reference's bits for finite values.
 
 A program computes all butterflies of a tile: the two halves of a reshaped tile are split, added and
-subtracted, and joined. No product is an operand of a sum, since both could become an fma.
+subtracted, and joined. The factor multiplies only after all sums, because a compiler may fuse a
+product and a sum into one fma, which rounds once.
 """
 
 # ruff: noqa: N803  names of compile-time values are in capitals, as is usual with Triton
@@ -24,7 +25,7 @@ from mqo.quant.tensor_amax import largest
 
 @triton.jit
 def _with_signs(values, low, high) -> tl.tensor:
-    """Flip signs in blocks, [blocks, points], where a bit of the two 64-bit words is set."""
+    """Flip signs in blocks, [blocks, points], where the element's bit of (low, high) is set."""
     i = tl.arange(0, values.shape[1])
     word = tl.where(i < 64, low.to(tl.int64), high.to(tl.int64))
     negative = ((word >> (i & 63)) & 1).to(tl.int32)
@@ -80,13 +81,13 @@ def transform(
 ) -> bool:
     """Write the result of `hadamard.transform` to `out`, and its amax to `amax`.
 
-    That function checks the arguments. Return False for a tensor that is not on a CUDA device,
-    unless in Triton's interpreter.
+    Return whether it did: False for a tensor that is not on a CUDA device (except in Triton's
+    interpreter) or has too many dimensions. The caller has checked the arguments.
     """
     if not (x.is_cuda or INTERPRETED):
         return False
     if not _launch(x, out, hadamard, axis, seed):
-        # Tensors of fewer dimensions, since those of dense tensors can be merged.
+        # The dimensions of a dense tensor can be merged into few enough.
         dense, result = x.contiguous(), out.new_empty(out.shape)
         if not _launch(dense, result, hadamard, axis, seed):
             return False
