@@ -23,7 +23,7 @@ from pathlib import Path
 from mqo.launch.config import RunConfig, resolve
 from mqo.launch.run import run
 from mqo.matrix.tables import Gemms
-from mqo.perf.ratio import median_step, noisy
+from mqo.perf.ratio import median_step, quartiles
 from mqo.project import Project
 from mqo.recipes.recipe import names, read
 from mqo.runs import STEP_TIME, RunFolder
@@ -76,7 +76,7 @@ def main() -> None:
             if name == other or other not in given.only:
                 cells += ["", ""]
                 continue
-            ratio = noisy([costs[name].seconds / costs[other].seconds for costs in rounds])
+            ratio = quartiles([costs[name].seconds / costs[other].seconds for costs in rounds])
             spread = "" if ratio.low is None else f"{ratio.low:.2f} to {ratio.high:.2f}"
             cells += [f"{ratio.median:.2f}x", spread]
         cells.append(f"{statistics.median(costs[name].peak for costs in rounds) / 2**20:.0f}")

@@ -3,8 +3,8 @@
     python3 benchmarks/study/recompute.py [MODEL SIZE STEPS ARM]...
 
 Prints, for each arm, the mean gap to `none` over the seeds that both have, and its 95 % interval by
-Student's t, whose quantile comes from integrating the density. The default is the first three of
-the arms with the most seeds.
+Student's t, whose quantile comes from integrating the density. The default is the first three
+among the arms with the most seeds. An arm is a way to quantize; runs.csv names them.
 """
 
 import csv
@@ -33,7 +33,7 @@ def mass(bound: float, degrees: int, parts: int = 4000) -> float:
 
 
 def quantile(degrees: int, level: float = 0.95) -> float:
-    """Return the bound whose interval has the probability `level`, by bisection."""
+    """Return b such that -b < t < b has the probability `level`, by bisection."""
     low, high = 0.0, 20.0
     for _ in range(60):
         middle = (low + high) / 2

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 from mqo.errors import MqoError
 from mqo.perf.comparability import RECORD, check_comparable, read, timed
-from mqo.perf.ratio import noisy, ratio, ratio_lines
+from mqo.perf.ratio import quartiles, ratio, ratio_lines
 from mqo.perf.train import profiler_flags
 
 from ..report.conftest import make_run, write
@@ -105,7 +105,7 @@ def test_runs_are_paired_step_by_step_without_the_first_ones(timed_run):
     slower = [(n, 2.0 if n % 2 else 3.0) for n in range(1, 20)]
     found = ratio(timed_run("one", times=times), timed_run("other", times=slower))
     assert (found.unit, found.count) == ("steps", 17)
-    assert (found.noisy.low, found.noisy.median, found.noisy.high) == (2.0, 2.0, 3.0)
+    assert (found.quartiles.low, found.quartiles.median, found.quartiles.high) == (2.0, 2.0, 3.0)
 
 
 def test_several_repeats_are_paired_by_their_medians(timed_run):
@@ -114,8 +114,8 @@ def test_several_repeats_are_paired_by_their_medians(timed_run):
     several = replace(one, repeats=(one.repeats[0], twice))
     other = replace(one, repeats=(twice, dict.fromkeys(range(1, 21), 6.0)))
     found = ratio(several, other)
-    assert (found.unit, found.count, found.noisy.median) == ("repeats", 2, 2.5)
-    assert (found.noisy.low, found.noisy.high) == (2.25, 2.75)
+    assert (found.unit, found.count, found.quartiles.median) == ("repeats", 2, 2.5)
+    assert (found.quartiles.low, found.quartiles.high) == (2.25, 2.75)
 
 
 def test_steps_that_the_profiler_watched_do_not_count(timed_run):
@@ -125,7 +125,7 @@ def test_steps_that_the_profiler_watched_do_not_count(timed_run):
 
 
 def test_one_value_has_no_spread_and_none_is_refused(timed_run):
-    assert (noisy([2.0]).median, noisy([2.0]).low) == (2.0, None)
+    assert (quartiles([2.0]).median, quartiles([2.0]).low) == (2.0, None)
     one = timed_run("one", times=[(1, 1.0)])
     with pytest.raises(MqoError, match="same step"):
         ratio(one, timed_run("other", times=[(2, 1.0)]))

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from mqo.matrix.tables import DTYPES, quant_types
-from mqo.perf.verdicts import Noisy, Tables, Threshold, exactly, judge, tables
+from mqo.perf.verdicts import Quartiles, Tables, Threshold, exactly, judge, tables
 from pydantic import ValidationError
 
 
@@ -52,7 +52,7 @@ def test_a_value_that_cannot_be_judged_is_still_shown(bounds):
 )
 def test_noise_on_both_sides_of_the_bound_is_not_judged(bounds, low, high, outcome):
     middle = 2.0 if low is None else (low + high) / 2
-    assert judge("a ratio", Noisy(middle, low, high), "small").outcome == outcome
+    assert judge("a ratio", Quartiles(middle, low, high), "small").outcome == outcome
 
 
 def test_bits_are_equal_or_not(bounds):

@@ -15,8 +15,8 @@ from mqo.untrusted import Limit, open_file, read_json, reading
 if TYPE_CHECKING:
     import numpy as np
 
-# The start of upstream's index: magic, version, code of the ids' type, counts of sequences,
-# documents.
+# The start of upstream's index: magic, version, code of the ids' type, number of sequences, number
+# of document bounds.
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\x00\x00", 1
 # Upstream's codes of the types of ids -> numpy's names.
@@ -174,8 +174,10 @@ def _seen(prefix: Path) -> str:
     complete = _complete(prefix.parent)
     if not complete:
         files = sorted(p.name for p in prefix.parent.iterdir())
+        if not files:
+            return "the folder is empty"
         listed = ", ".join(files[:5]) + (", ..." if len(files) > 5 else "")
-        return f"the folder holds no complete prefix, but {listed or 'nothing at all'}"
+        return f"the folder holds no pair of .bin and .idx, but {listed}"
     near = difflib.get_close_matches(prefix.name, complete, n=3, cutoff=0.5) or complete[:3]
     return f"the folder holds {', '.join(near)}"
 
@@ -197,17 +199,18 @@ def _advice(prefix: Path) -> str:
 
 
 def check_fit(tokenizer: Path, prefix: Path) -> None:
-    """Raise DataError if PREFIX.bin has an id that the tokenizer lacks, or PREFIX.idx is damaged.
+    """Raise DataError if PREFIX.bin has an id that the tokenizer lacks.
 
-    It reads at most 4 M tokens, evenly spread. A tokenizer without tokenizer.json is not checked,
-    because only its own library knows its size.
+    The check reads at most 4 M tokens, in evenly spread windows. A tokenizer without tokenizer.json
+    is not checked, because only its own library knows its size.
     """
     largest = largest_id(prefix)
     size = vocabulary_size(tokenizer)
     if size is None or largest < size:
         return
     raise DataError(
-        f"{prefix} holds token {largest:,}, but the tokenizer at {tokenizer} ends at {size - 1:,}",
+        f"{prefix} holds token {largest:,}, but the largest id of the tokenizer at {tokenizer} "
+        f"is {size - 1:,}",
         expected="an index that was made with this tokenizer",
         help="Give the tokenizer of the index, or make the index again with "
         "Megatron-LM/tools/preprocess_data.py",
@@ -230,7 +233,7 @@ def largest_id(prefix: Path) -> int:
 
 
 def vocabulary_size(tokenizer: Path) -> int | None:
-    """Return one more than the largest id of tokenizer.json; None without such a file, or ids."""
+    """Return one more than the largest id in tokenizer.json; None if it has none."""
     path = tokenizer / "tokenizer.json" if tokenizer.is_dir() else tokenizer
     try:
         table = read_json(path, Limit.TOKENIZER)

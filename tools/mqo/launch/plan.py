@@ -27,12 +27,12 @@ from mqo.scale.layout import BUCKET, Layout, Recompute
 from mqo.scale.memory import FP32, WIDTH, Arithmetic, Attention
 
 # Flags of a layout. If the user gives one, the launcher does not choose.
-_OWN = re.compile(
+_LAYOUT_FLAGS = re.compile(
     r"--(\w+-(\w+-)?parallel-size|sequence-parallel|use-distributed-optimizer|overlap-.*|recompute-.*"
     r"|ddp-.*|dist-ckpt-optim-.*|.*-fsdp.*|.*virtual.*|(.*-)?pipeline-.*|.*offload.*)"
 )
 # Flags whose effect on memory the formulas do not model.
-_STRANGE = re.compile(
+_UNMODELED_FLAGS = re.compile(
     r"--(expert-tensor-parallel-size|.*-fsdp.*|.*virtual.*|pipeline-model-parallel-layout|.*offload.*"
     r"|decoder-(first|last)-.*|account-for-.*|transformer-impl|optimizer|use-precision-aware-.*"
     r"|fp8-.*|fp4-.*|num-experts|moe-(?!token-dispatcher|grouped-gemm).*|multi-latent-.*|kv-.*|qk?-.*|v-head-.*"
@@ -74,14 +74,14 @@ def decides(experiment: Experiment, machine: Machine) -> bool:
     It does on GPUs, at real size, if the user gives no layout and no flag whose effect on memory is
     not modeled.
     """
-    chosen = _names(experiment, _OWN) or _names(experiment, _STRANGE)
+    chosen = _names(experiment, _LAYOUT_FLAGS) or _names(experiment, _UNMODELED_FLAGS)
     return _is_real(experiment, machine) and not chosen
 
 
 def plan_layout(
     tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]
 ) -> Planned:
-    """Return `with_layout` of the run; `tree` is the Megatron that reads a checkpoint to resume."""
+    """Return the run with a layout: that of the checkpoint if it resumes; `tree` reads it."""
     experiment = config.experiment
     saved = saved_layout(tree, experiment) if decides(experiment, machine) else None
     return with_layout(config, machine, types, saved)
@@ -103,7 +103,7 @@ def with_layout(
         check_layout(bare)
     if not _is_real(experiment, machine):
         return Planned(bare)
-    if strange := sorted(_names(experiment, _STRANGE)):
+    if strange := sorted(_names(experiment, _UNMODELED_FLAGS)):
         return Planned(bare, (_unplanned(bare, strange[0]),))
     work = workload_of(bare, machine, types)
     if not decides(experiment, machine):
@@ -125,11 +125,11 @@ def with_layout(
     return Planned(chosen, (line,))
 
 
-def _unplanned(config: RunConfig, why: str) -> str:
-    """Return the line on an unplanned layout, of a run whose flag `why` changes its memory."""
+def _unplanned(config: RunConfig, flag: str) -> str:
+    """Return the line about a layout that was not planned because of the user's `flag`."""
     experiment = config.experiment
-    unknown = f"its memory is not known, since {why} changes it"
-    if _names(experiment, _OWN):
+    unknown = f"its memory is not known, since {flag} changes it"
+    if _names(experiment, _LAYOUT_FLAGS):
         return f"as given; {unknown}"
     none = layout_of(experiment.extra_flags, config.placement.cluster.processes)
     return f"{none}: no layout was chosen, and {unknown}; flags after `--` can give one"
@@ -192,7 +192,7 @@ def _names(experiment: Experiment, pattern: re.Pattern[str]) -> set[str]:
 
 
 def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Workload:
-    """Return the model, training and GPUs to plan for, after the user's flags."""
+    """Return the model, training and GPUs to plan for, with the user's flags applied."""
     experiment, quant, cluster = (config.experiment, config.quantization, config.placement.cluster)
     sizes = read_sizes(shape_flags(experiment))
     shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
@@ -226,7 +226,8 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
         limit=usable(machine.memory),
         cached=options.cache_weights,
         block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
-        # At the peak there are also rounded gradients of the logits, and a recipe's copies of them.
+        # With types in dgrad or wgrad, rounded gradients of the logits also exist at the peak. A
+        # recipe keeps copies, too. The simulated table has neither.
         listed=not (quant.recipe or quant.schedule)
         and {types.get(site, NONE) for site in ("dgrad", "wgrad")} == {NONE},
     )
@@ -255,9 +256,11 @@ def keeps_scores(
 
 
 def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
-    """Return the bytes per value of a linear weight's rounded copies: one per site, if they differ.
+    """Return the bytes per value of a linear weight's rounded copies.
 
-    A copy that was multiplied by a gain is kept in fp32.
+       fprop and dgrad share a copy if their quantized values are equal.
+    A copy that was multiplied by a
+       gain is kept in fp32.
     """
     copies = set()
     for site in (formats.SITES[name] for name in ("fprop", "dgrad")):
@@ -277,7 +280,7 @@ def _divides(config: RunConfig, layout: Layout) -> bool:
 
 
 def _judged(config: RunConfig, machine: Machine, work: Workload) -> list[str]:
-    """Return lines on the user's own layout, and if it does not fit on one that does."""
+    """Return lines about the user's layout; if it does not fit, also about one that does."""
     own = measure(work, layout_of(config.experiment.extra_flags, work.gpus))
     line = f"as given: {own.layout}; {_how(own)}: {gib(own.need)} of {_room(machine)}"
     if own.need <= work.limit:
@@ -294,7 +297,9 @@ def _judged(config: RunConfig, machine: Machine, work: Workload) -> list[str]:
 def _without_own(flags: Sequence[str]) -> tuple[str, ...]:
     """Return the flags without those of a layout, and their values."""
     kept = (
-        [name, *values] for name, values in flag_words(flags).items() if not _OWN.fullmatch(name)
+        [name, *values]
+        for name, values in flag_words(flags).items()
+        if not _LAYOUT_FLAGS.fullmatch(name)
     )
     return tuple(itertools.chain.from_iterable(kept))
 
@@ -305,4 +310,4 @@ def _how(fit: Fit) -> str:
 
 def _room(machine: Machine) -> str:
     total = f"{machine.device} has {gib(machine.memory)}"
-    return f"{gib(usable(machine.memory))} GiB usable a GPU ({total})"
+    return f"{gib(usable(machine.memory))} GiB usable per GPU ({total})"

@@ -50,7 +50,7 @@ class _Inert:
 
 
 class Stream(_Inert):
-    """A stream on a machine with one queue, the program's own; all streams are equal."""
+    """A stream on a machine without streams; any two compare equal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Stream)
@@ -156,12 +156,12 @@ def accelerator_device(*address: Any) -> torch.device:
 
 
 def accelerator_tensor_type(name: str) -> str:
-    """Return the `Tensor.type()` here for `name`, such as "torch.cuda.FloatTensor"."""
+    """Return this machine's `Tensor.type()` for CUDA's `name`, such as "torch.cuda.FloatTensor"."""
     return name if HAS_CUDA else name.replace("torch.cuda.", "torch.")
 
 
 def all_gather(parts: list[Tensor], own: Tensor, group: ProcessGroup) -> None:
-    """Call `torch.distributed.all_gather`, with parts of different sizes, too, on gloo."""
+    """Gather as torch's `all_gather`; on gloo, `parts` may differ in size."""
     if HAS_CUDA:
         distributed.all_gather(parts, own, group=group)
         return
@@ -171,7 +171,7 @@ def all_gather(parts: list[Tensor], own: Tensor, group: ProcessGroup) -> None:
 
 
 def reduce_scatter(own: Tensor, parts: list[Tensor], group: ProcessGroup) -> None:
-    """Call `torch.distributed.reduce_scatter`, with parts of different sizes, too, on gloo."""
+    """Sum and scatter as torch's `reduce_scatter`; on gloo, `parts` may differ in size."""
     if HAS_CUDA:
         distributed.reduce_scatter(own, parts, group=group)
         return

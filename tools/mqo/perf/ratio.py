@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mqo.errors import MqoError
 from mqo.perf.comparability import Steps, Timed
-from mqo.perf.verdicts import Noisy
+from mqo.perf.verdicts import Quartiles
 from mqo.report.collect import warm
 
 WIDTH = 80
@@ -16,16 +16,16 @@ WIDTH = 80
 class Ratio:
     """Step time of the second over the first, from `count` pairs of `unit`: repeats or steps."""
 
-    noisy: Noisy
+    quartiles: Quartiles
     unit: str
     count: int
 
     @property
     def line(self) -> str:
         """Return the ratio in one line."""
-        low, high = self.noisy.low, self.noisy.high
+        low, high = self.quartiles.low, self.quartiles.high
         spread = "no spread" if low is None else f"quartiles {low:.3f} to {high:.3f}"
-        return f"{self.noisy.median:.3f}x, {spread}, of {self.count} paired {self.unit}"
+        return f"{self.quartiles.median:.3f}x, {spread}, of {self.count} paired {self.unit}"
 
 
 def ratio(base: Timed, other: Timed) -> Ratio:
@@ -45,7 +45,7 @@ def ratio(base: Timed, other: Timed) -> Ratio:
         kind = "steps"
     if not pairs:
         raise MqoError(f"{base.name} and {other.name} have no step time at the same step")
-    return Ratio(noisy([b / a for a, b in pairs]), kind, len(pairs))
+    return Ratio(quartiles([b / a for a, b in pairs]), kind, len(pairs))
 
 
 def median_step(steps: Steps) -> float:
@@ -56,13 +56,13 @@ def median_step(steps: Steps) -> float:
     return statistics.median(warm(seconds) or seconds)
 
 
-def noisy(values: Sequence[float]) -> Noisy:
+def quartiles(values: Sequence[float]) -> Quartiles:
     """Return the median and the quartiles; a single value has no quartiles."""
     middle = statistics.median(values)
     if len(values) < 2:
-        return Noisy(middle, None, None)
+        return Quartiles(middle, None, None)
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Noisy(middle, low, high)
+    return Quartiles(middle, low, high)
 
 
 def ratio_lines(base: Timed, other: Timed, result: Ratio) -> list[str]:

@@ -12,7 +12,7 @@ from mqo.perf import trace
 from mqo.perf.comparability import Timed, check_comparable, timed
 from mqo.perf.ratio import median_step, ratio
 from mqo.perf.train import PerfPlan
-from mqo.perf.verdicts import Noisy, Verdict, exactly, judge, tables
+from mqo.perf.verdicts import Quartiles, Verdict, exactly, judge, tables
 from mqo.program import ask
 from mqo.report.collect import Run
 from mqo.run_records import QuantToml, parsed
@@ -225,7 +225,7 @@ def throughput(measured: Measured) -> Section:
     base, mode = (measured.runs[name] for name in ("baseline", "mode"))
     times = ratio(timed(base), timed(mode))
     rows = tuple(_speed(name, run) for name, run in (("baseline", base), ("mode", mode)))
-    verdict = judge("step time, mode over baseline", times.noisy, f"step_{mode.machine.kind}")
+    verdict = judge("step time, mode over baseline", times.quartiles, f"step_{mode.machine.kind}")
     peak = _peak(mode)
     about = (
         f"Median step time without the first steps, on {mode.machine.line()}. FLOPs are those of "
@@ -347,8 +347,8 @@ def scaling(measured: Measured) -> Section:
         f"divided by 2. Step time of one process over two: {faster.line}."
     )
     rows = tuple(_scale_row(measured.runs[planned.name], single) for planned in pair)
-    low, high = faster.noisy.low, faster.noisy.high
-    halves = Noisy(faster.noisy.median / 2, low and low / 2, high and high / 2)
+    low, high = faster.quartiles.low, faster.quartiles.high
+    halves = Quartiles(faster.quartiles.median / 2, low and low / 2, high and high / 2)
     verdict = judge("efficiency of 2 processes", halves, "efficiency")
     commands = tuple(planned.command() for planned in pair)
     return Section("scaling", title, about, rows, (verdict,), commands)

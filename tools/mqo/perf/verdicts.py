@@ -52,9 +52,10 @@ class Tables(BaseModel):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The judged quantity, its value, and the bound as text; `why` is the reason.
+    """The judged quantity, its value, the bound as text, and the reason.
 
-    `value` is None if it was not measured.
+    `value` is None if it was not measured. `why` explains the outcome, or why the bound has this
+    value.
     """
 
     what: str
@@ -65,7 +66,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Noisy:
+class Quartiles:
     """A median with its quartiles, which are None for too few values."""
 
     median: float
@@ -85,19 +86,23 @@ def tables(file: Path = FILE) -> Tables:
     return Tables.model_validate(read)
 
 
-def judge(quantity: str, value: float | Noisy | None, name: str, unless: str = "") -> Verdict:
-    """Return the verdict for the threshold `name`.
+def judge(
+    quantity: str, value: float | Quartiles | None, name: str, skip_reason: str = ""
+) -> Verdict:
+    """Return the verdict for the threshold `name` of thresholds.toml; `quantity` is its label.
 
-    The value is not judged if `unless` has a reason, or if the quartiles are on both sides of the
-    bound.
+    A value is not judged without a threshold, if it was not measured, if its quartiles are missing
+    or on both sides of the bound, or if `skip_reason` is given.
     """
-    middle = value.median if isinstance(value, Noisy) else value
+    middle = value.median if isinstance(value, Quartiles) else value
     bound = tables().thresholds.get(name)
     if bound is None:
-        return Verdict(quantity, "not judged", middle, "no threshold", unless or f"{name} has none")
-    if unless or middle is None:
-        return Verdict(quantity, "not judged", middle, bound.line, unless or "not measured")
-    if isinstance(value, Noisy):
+        return Verdict(
+            quantity, "not judged", middle, "no threshold", skip_reason or f"{name} has none"
+        )
+    if skip_reason or middle is None:
+        return Verdict(quantity, "not judged", middle, bound.line, skip_reason or "not measured")
+    if isinstance(value, Quartiles):
         if value.low is None or value.high is None:
             few = "too few values to separate it from noise"
             return Verdict(quantity, "not judged", middle, bound.line, few)
@@ -108,11 +113,11 @@ def judge(quantity: str, value: float | Noisy | None, name: str, unless: str = "
     return Verdict(quantity, outcome, middle, bound.line, bound.reason)
 
 
-def exactly(quantity: str, difference: str, unless: str = "") -> Verdict:
+def exactly(quantity: str, difference: str, skip_reason: str = "") -> Verdict:
     """Return the verdict on values that must be bit-equal; `difference` is empty if they are."""
     bound = tables().thresholds["bit_equal"]
-    if unless:
-        return Verdict(quantity, "not judged", None, bound.line, unless)
+    if skip_reason:
+        return Verdict(quantity, "not judged", None, bound.line, skip_reason)
     outcome: Outcome = "fail" if difference else "pass"
     value = 1.0 if difference else 0.0
     return Verdict(quantity, outcome, value, bound.line, difference or bound.reason)

@@ -1,16 +1,16 @@
 """A cache of quantized weights: each weight is quantized once per optimizer step.
 
-A cached copy is valid until its weight may have changed:
+A cached copy is valid until one of these events:
 
-- In an optimizer step. Neither the weight's address nor its version shows one: Megatron's
+- An optimizer step. It may change neither the weight's address nor its version: Megatron's
   optimizers copy new values without autograd, and torch's fused optimizers do not increment the
   version. A step therefore starts a new epoch. Megatron's patched optimizers call
-  `weights_changed`, and a hook does so for torch.optim. The next copy is made when the weight is
-  next read. That is in the next forward pass, after the all-gather of parameters, even if both
-  overlap.
-- In an operation that autograd tracks, such as loading a state dict. This changes the version.
-- If the weight gets other memory (`weight.data = new`). This changes the storage and the address.
-  Both are compared, because freed memory may be allocated again at the same address.
+  `weights_changed`, and a hook does so for torch.optim. A new copy is made when a GEMM next reads
+  the weight. Megatron has then gathered the parameter, also if gathering overlaps with the forward
+  pass.
+- An operation that autograd tracks, such as loading a state dict. It changes the version.
+- New memory for the weight (`weight.data = new`). It changes the storage and the address. Both are
+  compared, because freed memory may be allocated again at the same address.
 
 Code that writes to `weight.data` in another way must call `weights_changed`.
 """
@@ -31,7 +31,7 @@ _epoch = 0
 
 @dataclass(frozen=True)
 class _State:
-    """The state of a copied weight. While `storage` is kept, no other storage equals it."""
+    """The state of a copied weight. The weak reference to its storage equals no other storage's."""
 
     epoch: int
     version: int
@@ -44,7 +44,7 @@ class _State:
 class _Entry:
     """A quantized weight, the amax of its scale, and the state of the weight."""
 
-    made_of: _State
+    state: _State
     quantized: Tensor
     amax: Tensor | None
 
@@ -76,7 +76,7 @@ def cached(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the current `weight` quantized by `operand_spec` along `axis`, and its amax.
 
-    `seeds` are those of the rounding and of the transform's signs.
+    `seeds` are those of stochastic rounding and of the Hadamard transform's signs.
 
     If the quantized values do not depend on the axis, all axes share one copy.
 
@@ -88,10 +88,10 @@ def cached(
     key = (operand_spec, None if operand_spec.is_same_along_all_axes else axis)
     entry = kept.get(key)
     storage = StorageWeakRef(weight.untyped_storage())
-    made_of = _State(_epoch, weight._version, storage, weight.data_ptr(), seeds)
-    if entry is None or entry.made_of != made_of:
+    state = _State(_epoch, weight._version, storage, weight.data_ptr(), seeds)
+    if entry is None or entry.state != state:
         out = None if entry is None else _reusable(entry.quantized, weight)
-        entry = kept[key] = _Entry(made_of, *quantize(out))
+        entry = kept[key] = _Entry(state, *quantize(out))
     # A new tensor with the same memory: the cached one must not become part of a graph.
     return entry.quantized.detach(), entry.amax
 

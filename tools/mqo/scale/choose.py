@@ -11,8 +11,8 @@ from mqo.scale.memory import CONTEXT, Arithmetic, Memory, worst_stage
 from mqo.scale.simulated import simulated_need
 
 SIZES = (1, 2, 4, 8)
-# Every mode keeps blocks of this length whole, as most formats need it, so that modes of a model
-# share their layouts.
+# Shards are multiples of this in every mode, as most formats need, so that all modes of a model
+# have the same layouts.
 LEAST_BLOCK = 32
 RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 
@@ -21,9 +21,9 @@ RECOMPUTES: tuple[Recompute, ...] = get_args(Recompute)
 class Workload:
     """A training to plan, on `gpus` GPUs in total, `per_node` of them in each machine.
 
-    `limit` is the usable memory of a GPU in bytes; `cached` says that rounded weights are kept;
-    `block` is the longest block along which linear layers are quantized, 0 without one. `listed`
-    says that the table of simulated layouts may include it: types only in fprop, QK and PV.
+    `limit` is the usable memory of a GPU in bytes; `cached` says that rounded weights are kept.
+    `block` is the largest block size of linear layers, 0 without one. `listed` says that the table
+    of simulated layouts applies: only fprop, QK and PV are quantized.
     """
 
     model: Model
@@ -76,9 +76,10 @@ def choose(
     """Return the smallest layout that fits; None if no layout fits.
 
     Preferred, in this order: no recomputation of whole layers, the fewest ranks per copy of the
-    model, fewer expert-parallel ranks, no recomputation of attention. `divides` returns whether a
-    layout divides the model's sizes. `saved` is the layout of a checkpoint from which the run
-    resumes: only the number of GPUs and recomputation may differ from it.
+    model, fewer pipeline stages, fewer expert-parallel ranks, no recomputation of attention.
+    `divides` returns whether a layout divides the model's sizes. `saved` is the layout of a
+    checkpoint from which the run resumes: only the number of GPUs and recomputation may differ from
+    it.
     """
     if saved is None:
         candidates = (each for each in _candidates(work) if _is_whole(work, each))
@@ -94,7 +95,7 @@ def choose(
 
 
 def _recomputes(arithmetic: Arithmetic) -> tuple[Recompute, ...]:
-    """Return the useful recomputations: without unfused attention no scores are kept."""
+    """Return the useful kinds; recomputing attention saves memory only if scores are kept."""
     return RECOMPUTES if arithmetic.attention == "unfused" else ("none", "full")
 
 
@@ -103,7 +104,7 @@ def _candidates(work: Workload) -> Iterator[Layout]:
         Layout(work.gpus, tensor, pipeline, expert, recompute=recompute)
         for tensor, pipeline, expert in itertools.product(SIZES, repeat=3)
         for recompute in _recomputes(work.arithmetic)
-        # The sizes that communicate the most stay within a machine.
+        # TP and EP communicate most, so their ranks stay within a machine.
         if tensor * expert <= work.per_node and tensor * pipeline * expert <= work.gpus
     ]
     yield from sorted(
@@ -119,11 +120,11 @@ def _candidates(work: Workload) -> Iterator[Layout]:
 
 
 def _is_whole(work: Workload, layout: Layout) -> bool:
-    """Return whether the layout cuts no layer, expert or block of a linear layer."""
+    """Return whether each rank gets whole layers, experts and blocks of linear layers."""
     model = work.model
     if layout.expert > 1 and not model.moe:
         return False
-    # The memory of the parts of latent attention that tensor ranks do not split is not measured.
+    # Tensor ranks do not split all of latent attention, and the formulas do not count that memory.
     if layout.tensor > 1 and model.mla:
         return False
     if model.num_layers % layout.pipeline:

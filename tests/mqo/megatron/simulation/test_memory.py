@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mqo.megatron.simulation.memory import ALIGNMENT, KINDS, Memory
+from mqo.megatron.simulation.memory import ALIGNMENT, KINDS, AllocationLog
 from mqo.megatron.simulation.unreal import without_data
 from mqo.megatron.simulation.watch import Watch
 from mqo.quant.packing import pack
@@ -17,7 +17,7 @@ BLOCK = 128  # fp32 elements of 512 bytes
 
 
 def watched(**options):
-    memory = Memory(only_fake=False, **options)
+    memory = AllocationLog(only_fake=False, **options)
     return memory, Watch(memory)
 
 
@@ -80,8 +80,8 @@ def test_a_named_tensor_keeps_its_name():
     memory, watch = watched()
     with watch:
         weight = torch.empty(BLOCK)
-        memory.name("weights", [weight, weight.view(2, -1)])
-        memory.name("gradients", [weight])
+        memory.set_kind("weights", [weight, weight.view(2, -1)])
+        memory.set_kind("gradients", [weight])
         assert alive(memory, watch) == {"weights": ALIGNMENT}
 
 
@@ -103,7 +103,7 @@ def test_a_storage_that_is_emptied_and_filled_again():
 
 
 def test_only_tensors_without_data_count_in_a_simulation():
-    memory = Memory()
+    memory = AllocationLog()
     watch = Watch(memory)
     real = torch.ones(BLOCK)
     with without_data(), watch:

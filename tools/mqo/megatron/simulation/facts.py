@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mqo.megatron.simulation.memory import KINDS, Stretch
+from mqo.megatron.simulation.memory import KINDS, Window
 from mqo.megatron.simulation.program import RankResult, Step
 
 POINTS = 1200  # of the timeline
@@ -24,7 +24,7 @@ def facts(ran: RankResult) -> dict[str, Any]:
     from megatron.core import mpu
 
     last = ran.steps[-1]
-    stretch = ran.memory.between(last.start + 1, last.end)
+    window = ran.memory.between(last.start + 1, last.end)
     peaks = [int(_totals(ran, step).max()) for step in ran.steps]
     before = ran.memory.between(0, ran.steps[0].start).curves().sum(axis=0)
     return {
@@ -40,21 +40,21 @@ def facts(ran: RankResult) -> dict[str, Any]:
         "parameters": sum(p.numel() for model in ran.models for p in model.parameters()),
         "setup_peak": int(before.max()),
         "step_peaks": peaks,
-        **memory(stretch),
+        **memory(window),
         "steps": [step_facts(step) for step in ran.steps[-2:]],
     }
 
 
-def memory(stretch: Stretch) -> dict[str, Any]:
+def memory(window: Window) -> dict[str, Any]:
     """Return a step's peak, the tensors at the peak, and the bytes of each kind over the step."""
-    curves = stretch.curves()
+    curves = window.curves()
     total = curves.sum(axis=0)
     peak = int(total.argmax())
     shown = _shown(total)
     return {
         "peak": int(total[peak]),
         "kinds": dict(zip(KINDS, curves[:, peak].tolist(), strict=True)),
-        "at_peak": stretch.by_line(stretch.start + peak)[:LINES],
+        "at_peak": window.by_line(window.start + peak)[:LINES],
         "timeline": {"operation": shown.tolist(), "operations": len(total)}
         | dict(zip(KINDS, curves[:, shown].tolist(), strict=True)),
     }

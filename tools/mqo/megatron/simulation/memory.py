@@ -20,8 +20,8 @@ ALIGNMENT = 512  # bytes; torch's allocator for CUDA rounds sizes up to multiple
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 # The layer and the files whose tensors are logits or belong to the loss.
 _HEAD, _LOSSES = "output_layer", "mqo/megatron/losses/"
-# {operation: function of its arguments that returns the bytes that its kernel allocates in addition
-# to the results}. torch's flash attention accumulates the gradient of queries in fp32.
+# {operation: function from the operation's arguments to the bytes that its kernel allocates besides
+# the results}. torch's flash attention accumulates the gradient of queries in fp32.
 WORKSPACE = {
     "pack": lambda args: _copies(args[0], args[4]),
     "_scaled_dot_product_flash_attention_for_cpu_backward": lambda args: 4 * args[1].numel(),
@@ -36,10 +36,11 @@ def _copies(x: Tensor, quant_type: str) -> int:
 
 @dataclass(slots=True)
 class Allocation:
-    """A storage: its bytes, the first operation after which it exists, the first after which it is
-    freed, its origin and its phase.
+    """The lifetime of a storage of `size` bytes.
 
-    `phase` is "setup", "forward", "backward" or "optimizer". `kind` is set if it outlives steps.
+    It exists after the operation `born`, and no longer after the operation `died`; both are
+    numbers of operations. `phase` is "setup", "forward", "backward" or "optimizer". `set_kind` sets
+    the kind of storages that outlive a step.
     """
 
     size: int
@@ -51,7 +52,7 @@ class Allocation:
 
 
 @dataclass
-class Memory:
+class AllocationLog:
     """An observer that logs storages. `only_fake` counts only tensors without data."""
 
     only_fake: bool = True
@@ -106,7 +107,7 @@ class Memory:
 
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:
-        """Log storages that upstream empties, and fills again to recompute them."""
+        """Log the storages of activations that upstream frees, and recomputes for backward."""
         real = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -117,14 +118,14 @@ class Memory:
         with patch.object(torch.UntypedStorage, "resize_", resize_):
             yield
 
-    def name(self, kind: str, owned: Iterable[Tensor]) -> None:
+    def set_kind(self, kind: str, owned: Iterable[Tensor]) -> None:
         """Set the kind of tensors that outlive a step."""
         for tensor in owned:
             entry = self._alive.get(tensor.untyped_storage()._cdata)
             if entry and entry[1].kind is None:
                 entry[1].kind = kind
 
-    def between(self, start: int, end: int) -> "Stretch":
+    def between(self, start: int, end: int) -> "Window":
         """Return the storages that were alive between two clocks, each with its kind."""
         backward = np.asarray(self._backward, dtype=np.int64)
         rows = []
@@ -140,11 +141,11 @@ class Memory:
                         allocation,
                     )
                 )
-        return Stretch(start, end, rows)
+        return Window(start, end, rows)
 
 
 def _kind(allocation: Allocation, died: int, backward: np.ndarray) -> str:
-    """Return an allocation's kind: an activation exists until a backward pass."""
+    """Return the kind; an activation is made in a forward pass and alive in the next backward."""
     if allocation.kind:
         return allocation.kind
     if allocation.origin.quantizes:
@@ -159,7 +160,7 @@ def _kind(allocation: Allocation, died: int, backward: np.ndarray) -> str:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Window:
     """Rows (born, died, bytes, kind, allocation) of storages alive between two clocks."""
 
     start: int

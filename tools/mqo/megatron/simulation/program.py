@@ -13,7 +13,7 @@ import torch
 
 from mqo.megatron.simulation import as_cuda, routing, teacher
 from mqo.megatron.simulation.collectives import Collectives
-from mqo.megatron.simulation.memory import Memory
+from mqo.megatron.simulation.memory import AllocationLog
 from mqo.megatron.simulation.unreal import without_data
 from mqo.megatron.simulation.watch import Watch
 from mqo.megatron.simulation.work import Tags, Works, tagging
@@ -54,13 +54,13 @@ class RankResult:
 
     args: Namespace
     models: list[torch.nn.Module]
-    memory: Memory
+    memory: AllocationLog
     steps: list[Step]
 
 
 def run(job: RankJob) -> RankResult:
     """Build the rank's part of the model, and train it for the steps of the job."""
-    memory, tags = Memory(only_fake=not job.real), Tags()
+    memory, tags = AllocationLog(only_fake=not job.real), Tags()
     watch = Watch(memory)
     prepare(job, watch, tags)
     container, forward_step = read_arguments(job)
@@ -111,7 +111,7 @@ def read_arguments(job: RankJob) -> tuple[Any, Any]:
 class Trainer:
     """Run upstream's training loop on its model and optimizer."""
 
-    def __init__(self, container: Any, watch: Watch, memory: Memory) -> None:
+    def __init__(self, container: Any, watch: Watch, memory: AllocationLog) -> None:
         from megatron.core.enums import ModelType
         from megatron.core.process_groups_config import ProcessGroupCollection
         from megatron.training import get_args, training
@@ -176,13 +176,13 @@ class Trainer:
 
     def name_owned(self) -> None:
         """Set the kind of weights, gradients and optimizer states."""
-        self.memory.name("weights", (p.data for m in self.models for p in m.parameters()))
-        self.memory.name("gradients", self._gradients())
+        self.memory.set_kind("weights", (p.data for m in self.models for p in m.parameters()))
+        self.memory.set_kind("gradients", self._gradients())
         for optimizer in getattr(self.optimizer, "chained_optimizers", [self.optimizer]):
             inner = optimizer.optimizer
             owned = [p for group in inner.param_groups for p in group["params"]]
             owned += [t for state in inner.state.values() for t in state.values()]
-            self.memory.name("optimizer", (t for t in owned if isinstance(t, torch.Tensor)))
+            self.memory.set_kind("optimizer", (t for t in owned if isinstance(t, torch.Tensor)))
 
     def _gradients(self) -> Iterator[torch.Tensor]:
         for model in self.models:

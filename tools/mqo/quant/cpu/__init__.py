@@ -1,7 +1,7 @@
 """The quantizers for the CPU, compiled by numba: every format, rounding and kind of scale.
 
-Their bits equal the reference's for every input; they need no C compiler. Unlike the reference,
-they ignore torch.set_flush_denormal(True), except that a tensor's scale uses the flushed amax.
+They compute the same bits as the reference for every input, and need no C compiler. Under
+torch.set_flush_denormal(True) they differ: only a tensor's scale uses flushed values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def qdq(
     """Quantize as `backend.fake_quantize`, which checks the arguments; return None if unsupported.
 
     Unsupported are tapered formats with nearest-even, tapered elements other than HiFloat8's, and
-    tensors whose memory is not usable. `out` may be `x`, but must not overlap it otherwise.
+    tensors whose memory `is_usable` refuses. `out` may be `x`, but must not overlap it otherwise.
     """
     if not _supported(x, spec, axis) or not (out is None or is_usable(out)):
         return None
@@ -117,9 +117,10 @@ def _dense(
 
 
 def _matrix_width(x: Tensor, axis: int) -> int | None:
-    """Return the row length of the matrix of `axis` and all other axes; None if memory has none.
+    """Return the row length of `x` in memory, seen as a matrix of `axis` and all other axes.
 
-    Either of the two may be the rows: squares are the same.
+    None if memory has no such order. `axis` may be the rows or the columns, because square blocks
+    of the transposed matrix are the same.
     """
     if x.movedim(axis, -1).is_contiguous():
         return x.shape[axis]
@@ -140,7 +141,7 @@ _Ints = tuple[int, ...]
 def _rows(x: Tensor, out: Tensor, scheme: Scheme, constants: _Ints, block: int, size: int) -> None:
     total = x.numel()
     if size == total or size % block == 0:
-        size = ROW  # no block spans two rows of this size, wherever the real rows end
+        size = ROW  # a multiple of the block, so that any cut of memory into such rows is valid
     units, grain = -(-total // size), -(-GRAIN // size)
     entries = (x.data_ptr(), out.data_ptr(), size, total, 0, 0, *constants)
     launch(kernel(kernels.rows, 8 * x.itemsize, block, scheme), units, grain, *entries)

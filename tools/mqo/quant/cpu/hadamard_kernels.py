@@ -20,7 +20,7 @@ from mqo.quant.cpu.hadamard_steps import (
     line_elements,
     span_of,
 )
-from mqo.quant.cpu.kernels import clear, copy, field, inline, over_units, raise_to
+from mqo.quant.cpu.kernels import atomic_max, clear, copy, field, inline, over_units
 from mqo.quant.cpu.steps import TILE, emit_block_amax, step
 
 PEAK = 11  # its index in a table
@@ -34,7 +34,7 @@ def _keep_peak(bits: int) -> Callable:
     def keep_peak(table, peak) -> None:
         value = largest(peak)
         if value > field(table, PEAK):  # rare, so threads seldom wait for each other
-            raise_to(table + 8 * PEAK, value)
+            atomic_max(table + 8 * PEAK, value)
 
     return keep_peak
 

@@ -16,15 +16,15 @@ from mqo.quant.cpu.steps import (
     STRIP,
     TILE,
     VECTOR,
+    emit_atomic_max,
     emit_block_amax,
     emit_block_round,
-    emit_claim,
     emit_clear,
     emit_copy,
+    emit_fetch_add,
     emit_field,
     emit_hif8,
     emit_normal_floats,
-    emit_raise,
     emit_restore_floats,
     emit_run_round,
     emit_stack,
@@ -40,8 +40,8 @@ ENTRIES = 9  # number of entries of a table before the constants
 inline = njit(error_model="numpy", forceinline=True)
 
 field = step(emit_field, types.int64)
-claim = step(emit_claim, types.int64)
-raise_to = step(emit_raise)
+claim = step(emit_fetch_add, types.int64)
+atomic_max = step(emit_atomic_max)
 copy = step(emit_copy)
 clear = step(emit_clear)
 normal_floats = step(emit_normal_floats, types.int64)
@@ -109,7 +109,7 @@ def amax(bits: int) -> Callable[[int], None]:
                 clear(scratch, most * width)
                 copy(scratch, source + at * width, (end - at) * width)
                 peak = max(peak, largest(scratch))
-        raise_to(table + 7 * 8, peak)
+        atomic_max(table + 7 * 8, peak)
 
     return run
 

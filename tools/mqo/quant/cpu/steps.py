@@ -1,8 +1,11 @@
 """The inner steps of the kernels, as LLVM IR: load, amax, scale, round, store.
 
 Each `emit_*` writes the vector code of one step; `step` turns it into a function for numba code. A
-vector holds the patterns of float32 as 32-bit integers, for any dtype in memory: two bfloat16 in a
-word are two parts, the upper and the lower half.
+vector has 32-bit lanes with the bit patterns of float32 values. A vector of words in memory has one
+*part* of float32, or two of bfloat16: the upper and the lower half of each word.
+
+For each block, `up` and `down` are the factors to the format's range and back, and the *draws* are
+the random numbers for stochastic rounding, one per element of the tensor.
 
 Arguments are int64: addresses, counts and float32 patterns. `constants` is a tuple of these, one
 for each name in CONSTANTS of arithmetic.py.
@@ -33,7 +36,7 @@ from mqo.quant.cpu.arithmetic import (
 from mqo.quant.cpu.lanes import Lanes, load
 
 STRIP = 64  # columns that one `strip_*` handles
-TILE = 256  # columns that are processed together, a few pages of rows at a time
+TILE = 256  # columns that are processed together, so that few memory pages are in use
 RUN = 64  # elements that one `emit_run_round` or `emit_hif8` handles
 VECTOR = 512  # bits of a vector; narrower machines use several registers for it
 
@@ -75,13 +78,13 @@ def emit_field(builder, table, index) -> ir.Value:
     return builder.load(builder.inttoptr(address, _ADDRESS.as_pointer()))
 
 
-def emit_claim(builder, counter, count) -> ir.Value:
+def emit_fetch_add(builder, counter, count) -> ir.Value:
     """Add to a counter that threads share, and return its old value."""
     pointer = builder.inttoptr(counter, _ADDRESS.as_pointer())
     return builder.atomic_rmw("add", pointer, count, "monotonic")
 
 
-def emit_raise(builder, counter, value) -> None:
+def emit_atomic_max(builder, counter, value) -> None:
     """Raise a number that threads share to `value`, if it is smaller."""
     pointer = builder.inttoptr(counter, _ADDRESS.as_pointer())
     builder.atomic_rmw("max", pointer, value, "monotonic")
@@ -154,7 +157,7 @@ def _declared(builder: ir.IRBuilder, name: str, result: ir.Type, kinds: list) ->
 
 
 def emit_block_amax(builder, source, bits, block) -> ir.Value:
-    """Return the float32 pattern of the amax; it is above EXPONENT if there is a NaN."""
+    """Return the float32 pattern of the amax; it is above EXPONENT, that of inf, for a NaN."""
     parts = [part for word in _words(builder, source, bits, block) for part in _split(word, bits)]
     return builder.zext(functools.reduce(Lanes.maximum, parts).largest().value, _ADDRESS)
 
@@ -162,7 +165,7 @@ def emit_block_amax(builder, source, bits, block) -> ir.Value:
 def emit_block_round(builder, target, source, amax, index, constants, bits, block, scheme) -> None:
     """Quantize a block's elements; the target may be the source.
 
-    `amax` determines its scale; `index` is the index of its first element in the draws.
+    `amax` determines its scale; `index` is the position of its first element among the draws.
     """
     words = _words(builder, source, bits, block)
     parts = [_split(word, bits) for word in words]
@@ -178,7 +181,7 @@ def emit_block_round(builder, target, source, amax, index, constants, bits, bloc
 def emit_run_round(builder, target, source, index, constants, bits, block, scheme) -> None:
     """Quantize RUN elements with several blocks per vector, whose scales are computed together.
 
-    The target may be the source; `index` is the index of the first element in the draws.
+    The target may be the source; `index` is the position of the first element among the draws.
     """
     words = _words(builder, source, bits, RUN)
     c = Constants.from_tuple(builder, constants)
@@ -206,7 +209,7 @@ def _store_row(builder, target, index, words, factors, c, bits, scheme) -> None:
 
 
 # -- a strip of columns, each with its own block -----------------------------------------------
-# Scratch has two vectors of STRIP patterns for each group of rows: amax, replaced by up; and down.
+# Scratch has 2 * STRIP patterns for each group of rows: the amax, later `up`; and `down`.
 
 
 def strip_bytes(scheme: Scheme) -> int:
@@ -227,7 +230,7 @@ def emit_strip_amax(builder, scratch, source, bits) -> None:
 
 
 def emit_strip_plan(builder, scratch, constants, bits, scheme, side=1) -> None:
-    """Replace the amax of columns by up and down, which `side` columns, at most a vector, share."""
+    """Replace the amax of columns by `up` and `down`, shared by `side` neighbors in a vector."""
     c = Constants.from_tuple(builder, constants)
     for _, places in _strip(builder, scratch, scratch, bits):
         if side > 1:
