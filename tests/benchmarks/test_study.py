@@ -72,8 +72,8 @@ def runs(study, tmp_path, monkeypatch):
 
 def test_the_tables_intervals_are_those_of_the_independent_program(table, runs, tmp_path):
     text = table.table(table.read(runs)["m", "s", 10], [("mxfp4", "none")])
-    program = tmp_path / "recompute.py"
-    program.write_text((STUDY / "recompute.py").read_text())
+    program = tmp_path / "check_intervals.py"
+    program.write_text((STUDY / "check_intervals.py").read_text())
     command = [sys.executable, program, "m", "s", "10", "mxfp4"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert said == "m s 10 mxfp4: +0.0350, -0.0023 to +0.0723 (3 seeds)\n"

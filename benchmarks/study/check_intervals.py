@@ -1,6 +1,6 @@
-"""Recompute intervals of runs.csv with the standard library only, independent of this project.
+"""Check the intervals of runs.csv with only the standard library and no code of this project.
 
-    python3 benchmarks/study/recompute.py [MODEL SIZE STEPS ARM]...
+    python3 benchmarks/study/check_intervals.py [MODEL SIZE STEPS ARM]...
 
 Prints, for each arm, the mean gap to `none` over the seeds that both have, and its 95 % interval by
 Student's t, whose quantile comes from integrating the density. The default is the first three
