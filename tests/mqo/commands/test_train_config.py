@@ -27,6 +27,7 @@ from mqo.launch.upstream_flags import FlagError
 from mqo.project import Project
 from mqo.quant import formats
 
+DOCUMENTED = ("mxfp8", "mxfp4", "hifp8")  # the types of the modes with scripts
 NAMES = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "FA_linear_mxfp8"]
 
 
@@ -101,6 +102,8 @@ def test_the_version_is_the_one_of_mqo(monkeypatch, capsys):
 
 def test_the_listing_names_everything():
     text, _, rest = arguments.listing().partition("recipes:\n")
+    documented = [f"{name}_{kind}" for name in ("FA", "linear", "FA_linear") for kind in DOCUMENTED]
+    assert "quantizations:\n" + "".join(f"  {n}\n" for n in ("bf16", *documented)) + "\n" in text
     assert "  mxfp4-backward\n" in rest
     text += rest.partition("training configs:\n")[2]
     names = ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "bf16", "FA_linear_T", "T", "smoke")

@@ -11,11 +11,13 @@ from mqo.overlay.apply import (
     Applied,
     Restored,
     apply,
+    names_to_restore,
     restore,
 )
 from mqo.overlay.series import Series
 from mqo.overlay.status import status
 from mqo.overlay.tree import Tree
+from mqo.project import Project
 
 from ..conftest import FILES, materialize
 
@@ -209,10 +211,28 @@ def test_entries_are_restored_one_by_one_in_any_order(patched, first):
 
 
 def test_what_another_entry_requires_is_not_restored_alone(patched):
-    with pytest.raises(OverlayError, match=r"'quant_sites' .*'ours'"):
+    with pytest.raises(OverlayError, match=r"quant_sites .* ours.*`mqo restore ours --with-dep"):
         restore(patched.tree, patched.series, ["ours"])
     outcome = restore(patched.tree, patched.series, ["ours", "quant_sites"])
     assert outcome.remaining == ("new_engine",)
+
+
+def test_entries_are_restored_with_all_that_depend_on_them(vendored):
+    """On the real series, whose entries depend on one another in several steps."""
+    series = Series.of_project(Project.here())
+    applied = vendored.manifest().names
+    gone = names_to_restore(series, applied, ["quant_sites"], with_dependents=True)
+    rest = [entry for entry in series.entries if entry.name in {*applied} - gone]
+    assert gone > {"quant_sites", "fused_attention"}
+    assert not any(gone.intersection(entry.requires) for entry in rest)
+    every = {"quant_sites"}
+    while more := {e.name for e in series.entries if every.intersection(e.requires)} - every:
+        every |= more
+    assert gone == every
+    with pytest.raises(OverlayError) as error:
+        names_to_restore(series, applied, ["quant_sites"], with_dependents=False)
+    for name in every:
+        assert name in str(error.value)
 
 
 @pytest.mark.parametrize("command", [apply, restore])

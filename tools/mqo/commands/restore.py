@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from mqo.commands.options import (
     EntriesArgument,
     ForceOption,
@@ -16,13 +20,18 @@ from mqo.terminal import emit
 def restore(
     names: EntriesArgument = None,
     force: ForceOption = False,
+    with_dependents: Annotated[
+        bool, typer.Option("--with-dependents", help="Also undo patches that require a named one.")
+    ] = False,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
     """Restore upstream's files, or undo only the named entries."""
     from mqo.overlay import apply as overlay
 
-    outcome = overlay.restore(settled(tree), patch_series(), names or (), force=force)
+    outcome = overlay.restore(
+        settled(tree), patch_series(), names or (), force=force, with_dependents=with_dependents
+    )
     match outcome:
         case overlay.Restored(changed, entries, remaining, kept):
             lines = [f"restored {', '.join(entries)}: {changed} files written"]

@@ -210,12 +210,18 @@ def _recipe(args: argparse.Namespace) -> tuple[Recipe | None, tuple[str, ...]]:
 
 
 def listing(front_end: bool = False) -> str:
-    """Return all names by kind; T in the name of a mode is a quant type."""
+    """Return all names by kind: first the modes with scripts, then patterns with a type T."""
     modes = tables.patterns(_modes(front_end))
+    scripts = [mode.name for mode in tables.script_modes()]
+    others = [name for name in (*modes, SOURCE) if name not in scripts]
     rows: dict[str, Iterable[str]] = {
         "models": tables.models(),
         "datasets": tables.datasets(),
-        **({"fa-quantizations": modes} if front_end else {"quantizations": [*modes, SOURCE]}),
+        **(
+            {"fa-quantizations": modes}
+            if front_end
+            else {"quantizations": scripts, "more quantizations, for each type T": others}
+        ),
         "types T": tables.quant_types(),
         **({} if front_end else {"recipes": recipes.names()}),
         "training configs": tables.trainings(),

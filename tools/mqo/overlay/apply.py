@@ -81,17 +81,26 @@ def apply(
 
 
 def restore(
-    tree: Tree, series: Series, names: Sequence[str] = (), *, force: bool = False
+    tree: Tree,
+    series: Series,
+    names: Sequence[str] = (),
+    *,
+    force: bool = False,
+    with_dependents: bool = False,
 ) -> Restored | AlreadyPristine:
     """Undo the named entries, by default all: upstream's bytes come back, hash-checked.
 
-    Raises OverlayError if another applied entry requires one of them, EditedError as in `apply`.
+    `with_dependents` also undoes the applied entries that require one of them.
+
+    Raises:
+        OverlayError: without `with_dependents`, if there are such entries.
+        EditedError: as in `apply`.
     """
     tree.upstream()
     with tree.locked("restore"):
         manifest = tree.manifest()
         applied = manifest.names if manifest else ()
-        gone = _names_to_restore(series, applied, names)
+        gone = names_to_restore(series, applied, names, with_dependents)
         if manifest is None or not gone:
             return AlreadyPristine(tuple(tree.edited_files()))
         rest = series.only(set(applied) - gone)
@@ -105,19 +114,24 @@ def restore(
         return Restored(len(target.changes), undone, rest.names, kept, left)
 
 
-def _names_to_restore(series: Series, applied: Collection[str], names: Sequence[str]) -> set[str]:
+def names_to_restore(
+    series: Series, applied: Collection[str], names: Sequence[str], with_dependents: bool
+) -> set[str]:
+    """Return the applied entries to undo, by default all; OverlayError as in `restore`."""
     known = {*series.names, *applied}
     for name in names:
         check_name("patch", name, known)
     gone = set(names or applied) & set(applied)
-    for entry in series.only(set(applied) - gone).entries:
-        if needed := gone.intersection(entry.requires):
-            raise OverlayError(
-                f"'{entry.name}' is applied and requires '{min(needed)}'",
-                expected="no remaining entry that requires a restored one",
-                help=f"Restore both: `mqo restore {' '.join(sorted(gone))} {entry.name}`",
-            )
-    return gone
+    independent = series.without(*gone.intersection(series.names)).names
+    dependents = [n for n in series.names if n in applied and n not in gone.union(independent)]
+    if dependents and not with_dependents:
+        verb = "require" if dependents[1:] else "requires"
+        raise OverlayError(
+            f"{', '.join(dependents)} {verb} {', '.join(sorted(gone))}, and would stay applied",
+            expected="no applied patch that requires a restored one",
+            help=f"Restore all: `mqo restore {' '.join(names)} --with-dependents`",
+        )
+    return gone.union(dependents)
 
 
 def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, ...]:
