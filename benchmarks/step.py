@@ -1,4 +1,4 @@
-"""Measure time and memory of a training step, for modes and recipes, bf16 and upstream.
+"""Measure time and memory of a training step in modes and recipes, bf16 and unpatched Megatron.
 
     .venv/bin/python benchmarks/step.py [--hidden 1024] [--layers 2] [--sequence 1024] [--rounds 5]
         [--dtype fp32]

@@ -1,7 +1,7 @@
-"""Change, site by site, what the device codemod cannot express.
+"""Change what the codemod portable_device cannot express, place by place.
 
-The code here uses torch.cuda. The codemod, which comes later in the series, makes it use the
-facade, as it does with upstream's code.
+The code here uses torch.cuda. That codemod runs later, and also rewrites the inserted code to call
+mqo/megatron/device.py.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, PrependBody, ReplaceExpression

@@ -16,7 +16,6 @@ KEPT = {
     ("tools/mqo/doctor.py", "what"),
     ("tools/mqo/errors.py", "found"),
     ("tools/mqo/megatron/run/errors.py", "found"),
-    ("tools/mqo/megatron/run/untrusted.py", "found"),
     ("tools/mqo/overlay/journal.py", "made"),
     ("tools/mqo/perf/verdicts.py", "what"),
     ("tools/mqo/program.py", "what"),

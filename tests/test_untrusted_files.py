@@ -108,7 +108,7 @@ REASONS = {
     ],
     "what the same command or its child wrote": [
         f"{Q}config.py::load",
-        f"{PTQ}describe x2",
+        f"{PTQ}find_source x2",
         f"{PTQ}write",
         "Megatron-LM/tools/check_run.py::",
         "Megatron-LM/tools/simulate.py::main",

@@ -30,7 +30,7 @@ SEED = 1234
 
 def main(coverage: Path, target: Path) -> None:
     """Measure the sites of a run's coverage."""
-    # Remove this folder from the path: numba would import its coverage.py as the package.
+    # Remove this folder from sys.path: its coverage.py would shadow the package that numba imports.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     from mqo.megatron.run.untrusted import read_json_object
     from mqo.quant.record import jsonable

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def main(argv: list[str]) -> None:
     """Measure the tensors that the arguments name."""
-    # Remove this folder from the path: numba would import its coverage.py as the package.
+    # Remove this folder from the path: its coverage.py would shadow the package that numba imports.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     args = parser().parse_args(argv)
     from mqo.megatron.run.errors import SavedError, leave, reading
@@ -62,7 +62,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
-    """Measure the rows of one tensor; a dtype that cannot be quantized has no rows."""
+    """Return the table rows of one tensor: none if its dtype cannot be quantized."""
     from mqo.quant.backend import DTYPES
 
     axis = axis_of(name) if axis is None else axis

@@ -127,7 +127,7 @@ def table(losses: Losses, pairs: Iterable[tuple[str, ...]]) -> str:
 
 
 def cells(gap: Evidence, loss: float) -> str:
-    """Return the cells of a gap, whose share is that of `loss`."""
+    """Return the table cells of a gap; the relative gap is its share of `loss`."""
     if gap.low is None or gap.high is None or gap.adjusted is None:
         return f"{gap.mean:+.4f} | | {gap.mean / loss:+.2%} | | | "
     spread = statistics.stdev(gap.values)

@@ -58,7 +58,7 @@ def test_zeros_stay_zero(accumulators):
 @pytest.mark.parametrize("one_sign", [False, True])
 def test_with_many_bits_it_is_the_product_but_for_rounding(accumulators, bits, one_sign):
     a, b = operands(one_sign)
-    core = accumulators.TensorCore(bits=bits, kept=bits, chunk=32)
+    core = accumulators.TensorCore(addend_bits=bits, accumulator_bits=bits, chunk=32)
     products = a[:, None] * b[None]
     sums = products.unflatten(-1, (-1, core.chunk)).sum(dim=-1).cumsum(dim=-1)
     # An addend loses less than its chunk's last bit; each chunk has the accumulator twice.
@@ -84,7 +84,7 @@ def test_whole_numbers_below_the_last_bit_are_exact(accumulators):
 @pytest.mark.parametrize("one_sign", [False, True])
 def test_fewer_bits_never_reduce_the_error(accumulators, one_sign):
     a, b = operands(one_sign)
-    cores = [accumulators.TensorCore(bits=bits, kept=bits) for bits in range(6, 28)]
+    cores = [accumulators.TensorCore(bits, bits) for bits in range(6, 28)]
     errors = [rms(accumulators.tensor_core(a, b, core) - a @ b.T) for core in cores]
     assert errors == sorted(errors, reverse=True)
     assert errors[0] > 1000 * errors[-1] > 0

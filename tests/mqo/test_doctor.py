@@ -278,7 +278,7 @@ def test_a_transformer_engine_that_is_not_known_quantizes_nothing(gpu, site):
     install(site, "transformer-engine", "2.9.0", "transformer_engine")
     (site / "libtransformer_engine.so").touch()
     engine = found(gpu, "Transformer Engine")
-    assert (engine.state, engine.cost) == ("warning", "its layers run with bf16 alone")
+    assert (engine.state, engine.cost) == ("warning", "its layers run only with bf16")
     assert engine.found == "2.9.0; supported releases are 2.10 to 2.20"
 
 

@@ -172,5 +172,5 @@ def test_the_programs_of_the_tree_refuse_one_too(tmp_path, kind):
     ]
     for words in programs:
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True)
-        assert done.returncode != 0 and "there already" in done.stderr
+        assert done.returncode != 0 and "already exists" in done.stderr
     assert contents(outside) == before

@@ -159,6 +159,7 @@ def test_a_dry_run_prints_the_diff_and_writes_nothing(call, root):
         ("", "no command"),
         ("--check --restore", "combined"),
         ("--check --shared", "--shared needs"),
+        ("--qk-quant none --force", "--force needs --restore"),
         ("--check --qk-quant none", "combined"),
         ("--qk-quant", "expected one argument"),
         ("--qk none", "unrecognized arguments: --qk none"),

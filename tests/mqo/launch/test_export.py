@@ -74,7 +74,7 @@ def test_the_reader_in_the_folder_needs_nothing_of_ours(command_line, model, tmp
         (("--format", "int3"), "There is no type to export called 'int3'"),
         (("--format", "hif4", "--layout", "gguf"), "There is no layout called 'gguf'"),
         (("--format", "hif4", "--layout", "fp8"), "does not store hif4. Expected: --layout mqo"),
-        ((), "does not say how its weights were quantized"),
+        ((), "a run, or --format TYPE"),
         (("--format", "mxfp4", "--dtype", "bf16"), "whose dtype stays"),
         (("--format", "mxfp4", "--dtype", "fp64"), "fp64"),
     ],

@@ -190,7 +190,7 @@ MX = 'types = { fprop = "mxfp8" }\n'
         ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { gain = 3.0 }', "gain 3.0"),
         (
             'types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { hadamard = 16 }',
-            "transformed differently",
+            "the same hadamard and signs",
         ),
         (
             'types = { fprop = "hif4" }\n[operands]\n"fprop.x" = { tile = "square" }',

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from mqo import process
 from mqo.errors import FULL, DiskFullError, MqoError
+from mqo.overlay.journal import STORE
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.quant_types.modifier import Outcome, Report, SiteState
@@ -97,6 +98,9 @@ def parser() -> argparse.ArgumentParser:
         "--shared", action="store_true", help="set a literal for all the sites that read it"
     )
     options.add_argument("--restore", action="store_true", help="undo all modifications")
+    options.add_argument(
+        "--force", action="store_true", help="with --restore: overwrite hand edits, keep a copy"
+    )
     options.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
     options.add_argument("--json", action="store_true", help="print the outcome as JSON")
     options.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
@@ -115,6 +119,8 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         known.error("these cannot be combined" if any(commands) else "no command is given")
     if options.shared and not options.types:
         known.error("--shared needs a type to set")
+    if options.force and not options.restore:
+        known.error("--force needs --restore")
     return options
 
 
@@ -125,7 +131,8 @@ def _run(options: argparse.Namespace) -> int:
         print(json.dumps(_report_json(report), indent=1) if options.json else _table(report))
         return 1 if report.due else 0
     if options.restore:
-        command, outcome = "restore", modifier.restore(root, dry_run=options.dry_run)
+        command = "restore"
+        outcome = modifier.restore(root, force=options.force, dry_run=options.dry_run)
     else:
         command = "modify"
         outcome = modifier.modify(
@@ -196,6 +203,8 @@ def _print_outcome(command: str, outcome: Outcome, options: argparse.Namespace) 
     if command == "restore":
         files = sorted(outcome.files)
         print("\n".join(f"restored {f}" for f in files) or "nothing to do: nothing is modified")
+        for path in outcome.overwritten:
+            print(f"kept a copy of {path} in {outcome.root / STORE}/kept")
     elif not outcome.edits:
         types = ", ".join(f"{site} is {value}" for site, value in options.types.items())
         print(f"nothing to do: {types} already")
@@ -242,6 +251,7 @@ def _outcome_json(command: str, outcome: Outcome, *, dry_run: bool) -> dict:
         "dry_run": dry_run,
         "edits": [asdict(edit) for edit in outcome.edits],
         "files": sorted(outcome.files),
+        "overwritten": outcome.overwritten,
         "warnings": outcome.warnings,
         "diff": outcome.diff.decode("utf-8", "backslashreplace"),
     }

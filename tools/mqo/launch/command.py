@@ -101,7 +101,7 @@ def read_flags(flags: Sequence[str], wanted: Mapping[str, Any]) -> argparse.Name
     try:
         return parser.parse_known_args(list(flags))[0]
     except argparse.ArgumentError as error:
-        raise LayoutError(str(error), expected="a whole number after the flag of a size") from error
+        raise LayoutError(str(error), expected="a number after the flag") from error
 
 
 def without_flag(command: Sequence[str], flag: str) -> list[str]:

@@ -344,7 +344,7 @@ def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bo
     if "fused_attention" in without and options.get("unnormalized_probs"):
         flag = OPTIONS["unnormalized_probs"].flag
         raise MqoError(
-            f"{flag} was given with --without fused_attention, which runs attention in chunks",
+            f"{flag} needs the patch fused_attention, which --without leaves out",
             expected="one of them",
         )
     if saves or not options.get("keep_checkpoints"):

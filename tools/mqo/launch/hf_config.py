@@ -279,7 +279,7 @@ def _yarn(factor: float, mscale: float, all_dim: float) -> Yarn:
     if not (mscale and all_dim) and (mscale, all_dim) != (1, 0):
         raise ConvertError(
             f"YaRN has mscale = {mscale} and mscale_all_dim = {all_dim}",
-            expected="two numbers above 0, or 1 and 0: transformers and Megatron differ in others",
+            expected="two numbers above 0, or 1 and 0, for which transformers and Megatron agree",
         )
     chosen = {"factor": factor, "mscale": mscale, "mscale_all_dim": all_dim}
     return Yarn(**_published("deepseek2_lite").rope.model_dump() | chosen)

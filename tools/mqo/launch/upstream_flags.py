@@ -16,7 +16,7 @@ PRECISION = re.compile(
     r"|reuse-grad-buf-for-mxfp8-param-ag|moe-router-padding-for-(fp8|quantization)"
     r"|activation-func-fp8-input-store|(no|disable)-fp8-wgrad|quant-recipe.*)"
 )
-# {flags: the flags of which one is needed so that Transformer Engine reads them}
+# {flags: the flags of which at least one must be set for them to have an effect}
 _NEEDS = {
     r"--fp8-(?!format$|param-gather$).*": ("--fp8-format",),
     r"--fp4-(?!format$).*": ("--fp4-format",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -139,7 +138,7 @@ def _move(tree: Tree, target: Goal, command: str, *, force: bool) -> tuple[str, 
     edited = _edits(tree, target)
     if edited and not force:
         raise _edited_error(tree, edited, "--force overwrites the files")
-    manifest, copies = target.manifest, copies_of(tree, edited)
+    manifest, copies = target.manifest, tree.copies_of(edited)
     used = set(tree.upstream().files.values()) if tree.is_vendored else set()
     if manifest:
         used |= manifest.objects | {row.original for row in tree.modified().values()}
@@ -197,10 +196,3 @@ def refuse_edits(tree: Tree) -> None:
     """Raise EditedError if any file was changed by hand, even if no entry touches it."""
     if edited := tree.edited_files():
         raise _edited_error(tree, edited, "`mqo vendor --force` starts again")
-
-
-def copies_of(tree: Tree, paths: Sequence[str]) -> dict[str, bytes]:
-    """Return the records that keep copies of files of the tree, as kept/TIME/PATH."""
-    stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    contents = {path: tree.read(path) for path in paths}
-    return {f"kept/{stamp}/{path}": c for path, c in contents.items() if c is not None}

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 
 NEAREST = 3
-# The share of tokens that code must have in common with a pattern, in the same order.
+# The least similarity of code to a pattern, as the ratio of difflib's SequenceMatcher.
 SIMILAR = 0.6
 WIDTH = 100
 
@@ -84,5 +84,5 @@ def in_upstream(locations: Iterable[Place], pristine: bytes, content: bytes) -> 
 
 
 def _tokens(code: str) -> list[str]:
-    """Return names, numbers and signs, without layout and a pattern's `...`."""
+    """Return names, numbers and punctuation, without whitespace and a pattern's `...`."""
     return [token for token in re.findall(r"\.\.\.|\w+|[^\w\s]", code) if token != "..."]

@@ -9,6 +9,7 @@ folders: records (see `records`), objects/ (contents by SHA-256), kept/ (copies 
 from __future__ import annotations
 
 import ast
+import datetime
 import fcntl
 import functools
 import hashlib
@@ -61,7 +62,7 @@ class Tree:
         return not self.is_vendored and checkout.is_checkout(self.root)
 
     def upstream(self) -> Upstream:
-        """Return upstream's part; OverlayError if this tree does not hold Megatron."""
+        """Return the record of upstream's files; OverlayError if the tree holds no Megatron."""
         if self.is_checkout:
             return self._at_head
         upstream = records.read(self.store / records.UPSTREAM, lambda table: Upstream(**table))
@@ -152,6 +153,12 @@ class Tree:
         """Return the records to commit that store those of `contents` that are not stored yet."""
         wanted = {sha256(content): content for content in contents}
         return {f"objects/{d}": c for d, c in wanted.items() if self._stored(d) is None}
+
+    def copies_of(self, paths: Iterable[str]) -> dict[str, bytes | None]:
+        """Return the records that keep copies of files of the tree, as kept/TIME/PATH."""
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        contents = {path: self.read(path) for path in paths}
+        return {f"kept/{stamp}/{path}": c for path, c in contents.items() if c is not None}
 
     def unused_objects(self, used: Collection[str]) -> dict[str, bytes | None]:
         """Return the records that delete every object that is not in `used` (SHA-256)."""

@@ -20,7 +20,7 @@ from mqo import pip
 from mqo.display import Say
 from mqo.errors import OverlayError, UnknownNameError, VendorError
 from mqo.overlay import records, transaction
-from mqo.overlay.apply import copies_of, refuse_edits
+from mqo.overlay.apply import refuse_edits
 from mqo.overlay.pin import Pin
 from mqo.overlay.records import Upstream
 from mqo.overlay.tree import Tree, running_python, sha256, version_of
@@ -254,7 +254,7 @@ def _place(tree: Tree, pin: Pin, files: Files, upstream: Upstream) -> None:
     changes = [transaction.Change(path, None) for path in gone]
     changes += [transaction.Change(p, d) for p, d in files.items() if tree.read(p) != d]
     written = {
-        **copies_of(tree, edited),
+        **tree.copies_of(edited),
         **tree.new_objects(files.values()),
         **tree.unused_objects(set(upstream.files.values())),
         records.UPSTREAM: records.as_json(upstream),

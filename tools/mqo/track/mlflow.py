@@ -51,7 +51,7 @@ class Mlflow:
             return experiment.experiment_id if experiment else self.client.create_experiment(name)
 
     def open(self, run: Run, before: Sent) -> Sent:
-        """Open the run, or create it in a store that lacks it; the store counts its rows."""
+        """Open or create the run; return it with the number of rows that the store has."""
         self.id = before.id if self._reopened(before.id) else self.create(run)
         for part in _parts(run.parameters.items(), _LIMITS["params"]):
             params = [self.entities.Param(_allowed(key), str(value)) for key, value in part]

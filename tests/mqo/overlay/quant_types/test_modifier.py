@@ -151,20 +151,27 @@ def sharing(tmp_path):
     return write(tmp_path, {LAYERS: layers(), ATTENTION: attention(SHARED)})
 
 
-@pytest.mark.parametrize(
-    "asked", [{"qk": "mxfp8"}, {"pv": "mxfp8"}, {"qk": "mxfp8", "pv": "mxfp8"}]
-)
-def test_a_literal_of_two_sites_is_set_only_where_that_is_asked_for(sharing, asked):
+@pytest.mark.parametrize("site", ["qk", "pv"])
+def test_a_literal_of_two_sites_is_not_set_for_one(sharing, site):
     before = everything(sharing)
     with pytest.raises(OverlayError) as caught:
-        modifier.modify(sharing, asked)
-    site, other = ("pv", "qk") if asked.keys() == {"pv"} else ("qk", "pv")
+        modifier.modify(sharing, {site: "mxfp8"})
+    other = {"qk": "pv", "pv": "qk"}[site]
     assert str(caught.value) == (
         f"{ATTENTION}:4 is the literal of {site} and {other}: it cannot be set for only one. "
-        f"Expected: a separate literal for {site}. Use `--shared` to set it for all of them."
+        f"Expected: a separate literal for {site}. Give {other} the same type, or set it for all "
+        "with `--shared`."
     )
     assert everything(sharing) == before
-    outcome = modifier.modify(sharing, asked, shared=True)
+
+
+@pytest.mark.parametrize(
+    ("requested", "shared"),
+    [({"qk": "mxfp8"}, True), ({"pv": "mxfp8"}, True), ({"qk": "mxfp8", "pv": "mxfp8"}, False)],
+)
+def test_a_literal_of_two_sites_is_set_for_both(sharing, requested, shared):
+    before = everything(sharing)
+    outcome = modifier.modify(sharing, requested, shared=shared)
     assert [(e.site, e.line, e.after) for e in outcome.edits] == [
         ("qk", 4, "mxfp8"),
         ("pv", 4, "mxfp8"),
@@ -174,9 +181,10 @@ def test_a_literal_of_two_sites_is_set_only_where_that_is_asked_for(sharing, ask
     assert everything(sharing) == before
 
 
-def test_a_literal_of_two_sites_cannot_have_two_types(sharing):
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_literal_of_two_sites_cannot_have_two_types(sharing, shared):
     with pytest.raises(OverlayError, match=r"literal of .*the same type"):
-        modifier.modify(sharing, {"qk": "mxfp8", "pv": "none"}, shared=True)
+        modifier.modify(sharing, {"qk": "mxfp8", "pv": "none"}, shared=shared)
     assert types(sharing)["qk"] == "none"
 
 
@@ -343,6 +351,33 @@ def test_a_file_that_was_deleted_since_is_refused(root):
         f"{ATTENTION} changed by other means since its types were set",
         f"{ATTENTION} does not exist",
     )
+
+
+@pytest.mark.parametrize("content", [b"# mine\n", None], ids=["edited", "deleted"])
+def test_force_restores_a_file_that_was_changed_since_and_keeps_a_copy(root, content):
+    before = read(root)
+    modifier.modify(root, ALL)
+    if content is None:
+        (root / LAYERS).unlink()
+    else:
+        (root / LAYERS).write_bytes(content)
+    changed = everything(root)
+    plan = modifier.restore(root, force=True, dry_run=True)
+    assert everything(root) == changed
+    outcome = modifier.restore(root, force=True)
+    assert outcome.overwritten == plan.overwritten == [LAYERS]
+    assert read(root) == before
+    assert not modifier.check(root).due
+    copies = [path for path in (root / ".mqo/kept").rglob("*") if path.is_file()]
+    assert [path.read_bytes() for path in copies] == ([] if content is None else [content])
+
+
+def test_force_without_changes_by_hand_restores_as_usual(root):
+    before = read(root)
+    modifier.modify(root, ALL)
+    outcome = modifier.restore(root, force=True)
+    assert (outcome.overwritten, read(root)) == ([], before)
+    assert not (root / ".mqo/kept").exists()
 
 
 def test_bytes_that_came_back_by_other_means_are_no_edit(root):

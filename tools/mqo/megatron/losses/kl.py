@@ -24,14 +24,14 @@ def chunked_kl(
     With `overwrite_teacher` the backward pass writes the student's gradient over the teacher's
     logits. The peak memory is then two tensors of the size and dtype of the logits, plus three
     chunks in fp32; otherwise it is three tensors, including the gradient. `student` is never
-    written to. Memory with another dtype, or not contiguous, is not reused.
+    written to. The memory is reused only if it is contiguous and has the student's dtype.
 
     Args:
         student: [..., v]; v is this rank's part of the vocabulary.
         teacher: [..., v]; it gets no gradient.
         temperature: divisor of both; the result is not multiplied by temperature².
         group: the ranks that share the vocabulary; None if one rank holds all of it.
-        overwrite_teacher: `teacher` is not read after the backward pass has begun.
+        overwrite_teacher: set it only if nothing reads `teacher` after the backward pass begins.
     """
     return _KL.apply(student, teacher, temperature, group, overwrite_teacher)
 

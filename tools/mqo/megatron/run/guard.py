@@ -93,10 +93,10 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
 def before_validation(model: Iterable[Module], args: Namespace, iteration: int) -> None:
     """Prepare the final validation of a training that ended in an earlier process.
 
-    The patched trainer calls this on every rank before every validation. It does nothing after the
-    first step or validation. Otherwise no step will run here: the random numbers of stochastic
-    rounding and the schedules are set as in the process that trained the last step, and the model
-    is checked as before a first step.
+    The patched trainer calls this on every rank before every validation. It does nothing if a step
+    or a validation already ran in this process. If none did, no step will run: the random numbers
+    of stochastic rounding and the schedules are set as in the process that trained the last step,
+    and the model is checked as before a first step.
 
     Raises:
         CheckpointError: the checkpoint was trained with other types than this run's.
@@ -151,7 +151,7 @@ def _watch_layers(types: Mapping[str, str]) -> Usage | None:
 
 
 def after_step(iteration: int) -> None:
-    """Write measurements; after the first step of each type, end a run with other quantization.
+    """Write measurements; GuardError if the first step with these types was not as configured.
 
     By then every site has had a forward and a backward pass. After a measured step, also end a run
     with a quantizer that changes nothing. The patched trainer calls this on every rank after every
@@ -223,7 +223,7 @@ def check_cuts(layers: list[FoundLayer], args: Namespace) -> None:
 
 
 def ever_asked(options: QuantConfig) -> dict[str, str]:
-    """Return the first type of each site, other than none if it is ever quantized."""
+    """Return the first type of each site other than none; none if it is never quantized."""
     types = {site: [phase.quant_type for phase in options.phases(site)] for site in SITES}
     return {site: next((t for t in ts if t != "none"), "none") for site, ts in types.items()}
 

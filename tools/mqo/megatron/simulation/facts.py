@@ -12,7 +12,7 @@ from mqo.megatron.simulation.memory import KINDS, Window
 from mqo.megatron.simulation.program import RankResult, Step
 
 POINTS = 1200  # of the timeline
-LINES = 200  # of source, at the peak
+LINES = 200  # source lines that are listed at the peak
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 

@@ -1,4 +1,4 @@
-"""Quantizers for releases that multiply plain tensors: the engine's own, with rounded tensors.
+"""Quantizers for releases of Transformer Engine that multiply plain tensors.
 
 The engine's hybrid quantizer has one tensor for each of the two GEMMs that use an operand, and its
 identity quantizer changes nothing.
@@ -59,8 +59,8 @@ class PlainQuantizer(HybridQuantizer):
     def update_quantized(self, src: Tensor, dst: Any, **more: Any) -> Any:
         """Write the forms in use to Transformer Engine's tensor `dst`, and free the others.
 
-        Otherwise a pass without gradients would update only one form of a kept weight, and a
-        recomputed pass would read the other form of the step before.
+        Otherwise a forward pass without gradients would update only one copy (rowwise or
+        columnwise) of a cached weight, and a recomputed pass would read the other, outdated copy.
         """
         super().update_quantized(src, dst, **more)
         used = {"rowwise_usage": self.rowwise_usage, "columnwise_usage": self.columnwise_usage}

@@ -5,11 +5,11 @@ prefix), or a call that takes a quant type and two operands and returns one valu
 reach the function's return value or a gradient. A call whose result is dropped, such as one that
 logs tensors, is not a GEMM. The operands of a GEMM determine its site.
 
-A GEMM *reads* a type that reaches it as an argument, through a call that its operands passed
-through, or through the test of a branch that contains one of these. Statements are walked in
-source order. In branches and loops, an assignment adds to the possible values of a name. A literal
-is valid to the end of its block; after that the type is unknown, and GEMMs that read it cannot
-be set.
+A GEMM *reads* a literal of the variable `custom_quant_type` that is its argument, an argument of a
+call that computed one of its operands, or part of the condition of an `if` around such a call.
+Statements are walked in source order. In branches and loops, an assignment adds to the possible
+values of a name. A literal is valid to the end of its block; after that the type is unknown, and
+GEMMs that read it cannot be set.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from typing import Any
 
 from mqo.overlay.literals import VARIABLE, Literal, Source
 
-# The sites of a function, each with the operands that identify it. A GEMM with operands of several
-# belongs to none; if there is only one site, all GEMMs belong to it.
+# The sites of a function, each with the operands that identify it. A GEMM whose operands match
+# several sites belongs to none; if there is only one site, all GEMMs belong to it.
 Sites = Mapping[str, frozenset[str]]
 PRODUCT = "<product>"  # an operand that is computed from the result of another GEMM
 _INPUT = frozenset({"total_input", "input"})
@@ -43,7 +43,7 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 _COMPOUND = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.Match, ast.Try, ast.TryStar)
 _LEAVES = (ast.Return, ast.Break, ast.Continue)
 
-Type = Literal | int  # what sets the variable: a literal, or the line of anything else
+Type = Literal | int  # what sets the variable: a literal, or the line number of another assignment
 
 
 @dataclass(eq=False)

@@ -27,7 +27,7 @@ def original(tree: Tree, path: str, content: bytes | None, row: Modified | None)
     if row is None or sha256(content) == row.original:
         return content
     if sha256(content) == row.written:
-        return _stored(tree, row.original)
+        return stored(tree, row.original)
     state = _state(tree, path)
     if state == "pristine":
         return content
@@ -55,7 +55,8 @@ def _state(tree: Tree, path: str) -> str:
     return "pristine" if sha256(tree.read(path) or b"") == vendored.get(path) else ""
 
 
-def _stored(tree: Tree, sha: str) -> bytes:
+def stored(tree: Tree, sha: str) -> bytes:
+    """Return the content with this SHA-256; OverlayError if it is not stored."""
     try:
         return tree.object(sha)
     except OverlayError as error:
@@ -73,4 +74,7 @@ def _edited(tree: Tree, path: str, change: str) -> EditedError:
 
 def _forget(tree: Tree) -> str:
     record = tree.store / records.LITERALS
-    return f"Undo that change, or delete {record} to take the current files as originals"
+    return (
+        "Undo that change; or restore with `--restore --force`, which keeps a copy; or delete "
+        f"{record} to take the current files as originals"
+    )

@@ -85,7 +85,8 @@ class Outcome:
     """What a modification or a restoration changed, or would change.
 
     `files` holds their contents, before and after. `record` is the ledger after it, and `originals`
-    the contents that it refers to.
+    the contents that it refers to. `overwritten` are files that were changed by other means; their
+    copies are kept.
     """
 
     root: Path
@@ -93,6 +94,7 @@ class Outcome:
     edits: list[Edit] = field(default_factory=list)
     files: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     originals: list[bytes] = field(default_factory=list)
+    overwritten: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -138,7 +140,8 @@ def modify(
 ) -> Outcome:
     """Set the literals of the named sites, in all files or in none.
 
-    With `shared`, a literal that several sites read is set for all of them.
+    A literal that several sites read is set if all of them get the same type in `types`, or, with
+    `shared`, if one of them gets a type.
 
     Raises:
         OverlayError: a site has no effective literals, or shares one that may not be set.
@@ -150,12 +153,14 @@ def modify(
     return _run(root, lambda tree: _plan_modification(tree, types, shared), dry_run=dry_run)
 
 
-def restore(root: Path, *, dry_run: bool = False) -> Outcome:
+def restore(root: Path, *, force: bool = False, dry_run: bool = False) -> Outcome:
     """Restore the bytes before the first modification, in all files or in none.
 
-    Raises EditedError for a file that was changed by other means since.
+    Raises:
+        EditedError: a file was changed by other means since. With `force` it is restored, too, and
+            a copy of it is kept.
     """
-    return _run(root, _plan_restoration, dry_run=dry_run)
+    return _run(root, lambda tree: _plan_restoration(tree, force), dry_run=dry_run)
 
 
 def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outcome:
@@ -191,7 +196,9 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
 def _written(tree: Tree, plan: Outcome) -> tuple[list[transaction.Change], dict[str, bytes | None]]:
     """Return the files of the tree and of its records that a plan writes."""
     changes = [transaction.Change(path, new) for path, (_, new) in plan.files.items()]
-    return changes, {**tree.new_objects(plan.originals), LITERALS: modified_as_json(plan.record)}
+    copies = tree.copies_of(plan.overwritten)
+    objects = tree.new_objects(plan.originals)
+    return changes, {**copies, **objects, LITERALS: modified_as_json(plan.record)}
 
 
 @contextlib.contextmanager
@@ -242,11 +249,18 @@ def _plan_file(tree: Tree, plan: Outcome, path: str, content: bytes, new: bytes)
         plan.originals.append(original)
 
 
-def _plan_restoration(tree: Tree) -> Outcome:
+def _plan_restoration(tree: Tree, force: bool) -> Outcome:
     plan = Outcome(tree.root, {})
     for path, row in tree.modified().items():
         content = tree.read(path)
-        original = ledger.original(tree, path, content, row)
+        try:
+            original = ledger.original(tree, path, content, row)
+        except EditedError:
+            if not force:
+                raise
+            plan.overwritten.append(path)
+            plan.files[path] = content or b"", ledger.stored(tree, row.original)
+            continue
         if content is None or content == original:
             continue
         plan.files[path] = content, original
@@ -272,11 +286,12 @@ def _refuse(tree: Tree, site: SourceSite, types: Mapping[str, str], shared: bool
             help=f"`{COMMAND} --check` lists the sites{_patch_hint(tree)}",
         )
     both = f"{site.name} and {' and '.join(site.shares)}"
-    if site.shares and not shared:
+    if not (shared or types.keys() >= {*site.shares}):
         raise OverlayError(
             f"{site.path}:{site.line} is the literal of {both}: it cannot be set for only one",
             expected=f"a separate literal for {site.name}",
-            help="Use `--shared` to set it for all of them",
+            help=f"Give {' and '.join(site.shares)} the same type, or set it for all with "
+            "`--shared`",
         )
     if {types[name] for name in site.shares if name in types} - {types[site.name]}:
         raise OverlayError(
