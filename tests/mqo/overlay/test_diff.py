@@ -1,3 +1,4 @@
+import re
 import shutil
 import subprocess
 
@@ -131,6 +132,10 @@ def test_of_everything_counts_alone_can_be_shown(patched):
     text = report(patched, form="stat")
     assert "#   megatron/core/layers.py  +7 -2" in text
     assert "\n+" not in text
+    counts = re.findall(r"^#   (\S+)  \+(\d+) -(\d+)$", text, re.MULTILINE)
+    added, removed = (sum(int(row[i]) for row in counts) for i in (1, 2))
+    total = f"# total: {len({row[0] for row in counts})} files, +{added} -{removed}"
+    assert text.splitlines()[-1] == total
 
 
 def test_a_named_entry_is_shown_alone(patched):

@@ -77,6 +77,21 @@ def git_apply(root, patches):
         subprocess.run(["git", "apply", patch], cwd=root, check=True, capture_output=True)
 
 
+def git_am(root, patches):
+    """Commit upstream's files, then each patch: {subject: rest of the message}."""
+
+    def git(*words):
+        name = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        done = subprocess.run(["git", *name, *words], cwd=root, check=True, capture_output=True)
+        return done.stdout.decode()
+
+    git("add", "--force", ".")
+    git("commit", "-q", "-m", "upstream")
+    git("am", "--keep-cr", *map(str, patches))
+    messages = git("log", "--format=%s%x00%b%x01", f"-{len(patches)}").split("\x01")[:-1]
+    return dict(message.strip().split("\0") for message in messages)
+
+
 def files_in(root):
     """{path: content}, but for what git and mqo keep."""
     paths = [p for p in root.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
@@ -96,6 +111,16 @@ def test_the_patches_turn_upstreams_files_into_the_patched_tree(tree, write, tmp
     assert (copy / "megatron/ours.py").read_bytes() == OURS
     assert b"caf\xe9\x0c\n" in (copy / LAYERS).read_bytes()
     assert b"custom_quant_type" in (copy / LAYERS).read_bytes()
+
+
+@pytest.mark.usefixtures("plain_git")
+def test_git_am_makes_a_commit_of_each_entry_with_its_reason(tree, series, write, tmp_path):
+    copy = pristine_copy(tree, tmp_path / "copy")
+    commits = git_am(copy, write(tmp_path / "out"))
+    assert files_in(copy) == files_in(tree.root)
+    assert list(commits) == [f"{e.name} ({e.kind})" for e in reversed(series.entries)]
+    for entry in series.entries:
+        assert entry.reason in commits[f"{entry.name} ({entry.kind})"]
 
 
 @pytest.mark.usefixtures("plain_git")
@@ -126,7 +151,14 @@ def test_there_is_one_file_an_entry_with_its_reason(write, tmp_path):
         "0003-new_engine.patch",
     ]
     head = written[1].read_bytes().split(b"diff --git")[0].decode()
-    assert head == "quant_sites (site)\nGives the GEMMs a type.\nFor megatron-core 1.2.3.\n---\n"
+    assert head.splitlines()[2:] == [
+        "Subject: [PATCH] quant_sites (site)",
+        "",
+        "Gives the GEMMs a type.",
+        "",
+        "For megatron-core 1.2.3.",
+        "---",
+    ]
 
 
 @pytest.mark.usefixtures("plain_git")
@@ -135,10 +167,12 @@ def test_a_long_reason_is_wrapped(mini, tree, series, write, tmp_path):
     mini.change_patch("series.toml", "Gives the GEMMs a type.", words)
     series = Series.load(mini.patches, ours=mini.tree.root)
     written = export(tree, series, (), tmp_path / "out", repository=mini.patches)
-    lines = written[1].read_bytes().split(b"---\n")[0].decode().splitlines()
-    assert " ".join(lines[1:-1]) == words
+    lines = written[1].read_bytes().split(b"\n---\n")[0].decode().splitlines()
+    assert " ".join(line.strip() for line in lines[4:-2]) == words
     assert max(map(len, lines)) <= 72
     git_apply(pristine_copy(tree, tmp_path / "copy"), written)
+    commits = git_am(pristine_copy(tree, tmp_path / "other"), written)
+    assert " ".join(commits["quant_sites (site)"].split()) == f"{words} For megatron-core 1.2.3."
 
 
 def test_quant_types_in_the_source_are_not_exported(tree, write, tmp_path):
@@ -159,7 +193,10 @@ def test_named_entries_keep_their_numbers(write, tmp_path):
 def test_an_entry_that_the_series_holds_no_more(tree, series, repository, tmp_path):
     rest = series.without("new_engine")
     written = export(tree, rest, (), tmp_path / "out", repository=repository)
-    assert written[2].read_bytes().startswith(b"An entry that the series no longer holds.\n")
+    assert (
+        b"\nSubject: [PATCH] new_engine\n\nAn entry that the series no longer"
+        in written[2].read_bytes()
+    )
 
 
 @pytest.mark.usefixtures("plain_git")

@@ -141,6 +141,10 @@ def diff_lines(series: Series, diffs: Sequence[EntryDiff], form: Form) -> Iterat
             else:
                 yield f"#   {change.path}  +{change.added} -{change.removed}"
         yield "#"
+    if diffs and form == "stat":
+        files = len({change.path for change in diffs})
+        added, removed = (sum(getattr(c, name) for c in diffs) for name in ("added", "removed"))
+        yield f"# total: {files} files, +{added} -{removed}"
 
 
 def _title(series: Series, name: str) -> str:

@@ -1,7 +1,8 @@
-"""Write the series as patch files for `git apply`, one per entry, in the order of the series."""
+"""Write the series as patch files for `git am` and `git apply`, one per entry, in their order."""
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +13,10 @@ from mqo.overlay.records import Manifest
 from mqo.overlay.series import Entry, Series
 from mqo.overlay.transaction import building
 from mqo.overlay.tree import Tree
+
+# The first line of a patch in a mail, as `git format-patch` writes it, with no commit.
+_FIRST = f"From {'0' * 40} Mon Sep 17 00:00:00 2001"
+_ENDS = re.compile("---|diff -|Index: |From ")  # what ends a message, or begins another
 
 
 def export(
@@ -52,13 +57,18 @@ def _texts(
             diffs += added_diffs(tree, manifest, entry)
         if diffs:
             content = b"".join(diff.content for diff in diffs)
-            texts[f"{number:04}-{applied.name}.patch"] = _header(entry, manifest) + content
+            texts[f"{number:04}-{applied.name}.patch"] = (
+                _header(applied.name, entry, manifest) + content
+            )
     return texts
 
 
-def _header(entry: Entry | None, manifest: Manifest) -> bytes:
-    lines = ["An entry that the series no longer holds."]
-    if entry:
-        lines = [f"{entry.name} ({entry.kind})", *textwrap.wrap(entry.reason, 72)]
-    lines += [f"For megatron-core {manifest.version}.", "---", ""]
+def _header(name: str, entry: Entry | None, manifest: Manifest) -> bytes:
+    """Return the header of a mail, as `git am` reads it: the entry is the subject."""
+    subject = f"{name} ({entry.kind})" if entry else name
+    reason = entry.reason if entry else "An entry that the series no longer holds."
+    # A space, because these lines would end the message.
+    body = [f" {line}" if _ENDS.match(line) else line for line in textwrap.wrap(reason, 71)]
+    lines = [_FIRST, "From: mqo <mqo@localhost>", f"Subject: [PATCH] {subject}", "", *body]
+    lines += ["", f"For megatron-core {manifest.version}.", "---", ""]
     return "\n".join(lines).encode()
