@@ -25,7 +25,7 @@ def generate(
         Path | None, typer.Option("-o", "--out", help="With --types: the folder for the scripts.")
     ] = None,
 ) -> None:
-    """Write the pretrain scripts, and the tables of modes and formats in the documentation.
+    """Write the pretrain scripts, and the tables of modes, formats and patched files in the docs.
 
     With --types and --out: write the scripts of other types, and nothing else.
     """
@@ -43,7 +43,21 @@ def generate(
         )
     named = types and expand("quant type", dict.fromkeys(quant_types()), types)
     changed = write(folder_of(out) if out else own, named)
+    if not out:
+        changed += _write_file_table(project)
     print("\n".join(map(str, changed)) or "nothing to do: all files are up to date")
+
+
+def _write_file_table(project: Project) -> list[Path]:
+    """Write the table of patched files; return the page if it changed. It needs a patched tree."""
+    from mqo.matrix.generate import write_table
+    from mqo.overlay.file_table import file_table
+    from mqo.overlay.tree import Tree
+
+    manifest = Tree(project.tree).manifest()
+    if manifest is None:
+        return []
+    return write_table(project.tree / "README.md", "patched files", file_table(manifest))
 
 
 @matrix.command(name="list")

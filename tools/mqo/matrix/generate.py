@@ -140,9 +140,14 @@ def write(folder: Path, types: Collection[str] | None = None) -> list[Path]:
     for path, name, table in tables_of if types is None else ():
         file = (folder / path).resolve()
         if file.exists():
-            text = with_table(file.read_text(encoding="utf-8"), name, table())
-            changed += [file] * _write(file, text)
+            changed += write_table(file, name, table())
     return changed
+
+
+def write_table(page: Path, name: str, table: str) -> list[Path]:
+    """Write a table between its marks in a page; return the page if it changed."""
+    text = with_table(page.read_text(encoding="utf-8"), name, table)
+    return [page] * _write(page, text)
 
 
 def _write(path: Path, text: str, mode: int = 0o644) -> bool:
