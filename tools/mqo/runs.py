@@ -63,7 +63,7 @@ class RunFolder(files.RunFiles):
 def training_losses(metrics: Mapping[str, Series]) -> Series:
     """Return the training loss of a run by step; empty if it recorded nothing.
 
-    A student that learns only from its teacher has no loss on its text.
+    A student that learned only from its teacher, before 0.3, has only a distillation loss.
     """
     return metrics.get(TRAIN_LOSS) or metrics.get(KD_LOSS, [])
 

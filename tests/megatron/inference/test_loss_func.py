@@ -60,10 +60,13 @@ def test_a_student_is_trained_on_the_balanced_loss_and_its_parts_are_reported(st
     assert 0 < report["logits loss"] < report["lm loss"]
 
 
-def test_without_its_own_loss_that_is_not_reported_as_zero(students, tokens):
-    loss, report = step(mode(students[True], training=True), tokens)
-    assert "lm loss" not in report
+def test_a_loss_that_is_not_trained_on_is_reported_without_a_gradient(students, tokens):
+    model = mode(students[True], training=True)
+    loss, report = step(model, tokens)
     assert loss.item() == pytest.approx(2 * report["logits loss"], rel=1e-6)
+    assert not model(*tokens[0], labels=tokens[1]).requires_grad
+    evaluated = step(mode(students[True], training=False), tokens)[1]
+    assert report["lm loss"] == pytest.approx(evaluated["lm loss"], rel=1e-6)
 
 
 @pytest.mark.parametrize("skip", [True, False])

@@ -185,15 +185,16 @@ def test_the_projections_stand_in_the_order_of_the_pairs(distil):
     assert kinds == ["HiddenStateCosineLoss", "HiddenStateMSELoss"]
 
 
-def test_training_skips_the_own_loss_if_told_and_evaluation_never(distil, tokens):
+def test_the_own_loss_has_a_gradient_only_if_it_is_trained_on(distil, tokens):
     model = distil("true")
     plain = mode(model, training=False)(*tokens[0], labels=tokens[1])
     assert plain.min() > 0
     skipped = mode(model, training=True)(*tokens[0], labels=tokens[1])
-    assert skipped.dtype == torch.float32
-    assert not skipped.any()
-    kept = distil("false")(*tokens[0], labels=tokens[1])
-    torch.testing.assert_close(kept, plain)
+    trained = distil("false")(*tokens[0], labels=tokens[1])
+    assert (skipped.requires_grad, trained.requires_grad) == (False, True)
+    for loss in (skipped, trained):
+        assert loss.dtype == torch.float32
+        torch.testing.assert_close(loss, plain)
 
 
 def test_the_own_loss_leaves_the_logits_that_are_compared(distil, tokens):

@@ -243,9 +243,7 @@ def _read(name: str, folder: RunFolder) -> Run | LeftOut:
             return LeftOut(name, "part of a run", "a node without losses: the last node has them")
         metrics = folder.read_metrics()
         if TRAIN_LOSS not in metrics:
-            words = (
-                "it learned only from a teacher; `skip_lm_loss: false` also records its own loss"
-            )
+            words = "it learned only from a teacher, and its version of mqo logged no loss on text"
             return LeftOut(name, "without a loss on its text", words)
         run = _run(name, folder, config, result, metrics)
         if odd := _odd_text(run):

@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from modelopt.torch.distill.loss_balancers import STUDENT_LOSS_KEY
-from mqo.megatron.losses import chunked_kl
+from mqo.megatron.losses import chunked_cross_entropy, chunked_kl
 from mqo.megatron.run.errors import DistillationError, reading
 from mqo.megatron.run.untrusted import read_yaml
 from mqo.quant.labels import exempt
@@ -349,8 +349,9 @@ def adjust_distillation_model_for_mcore(
 ) -> mtd.DistillationModel:
     """Prepare a distillation model for Megatron's training loop; return the changed model.
 
-    The teacher has no gradients, is not quantized, and is not saved. Training skips the student's
-    own loss if `skip_lm_loss` is set; evaluation computes only that loss, without the teacher.
+    The teacher has no gradients, is not quantized, and is not saved. With `skip_lm_loss` the
+    student's own loss is only reported, without a gradient. Evaluation computes only that loss,
+    without the teacher.
     Pipeline stages send the hidden states of both models together: pass `widened_shapes` to the
     schedule.
     """
@@ -367,7 +368,7 @@ def adjust_distillation_model_for_mcore(
         setattr(model, method.__name__, MethodType(method, model))
     teacher.compute_language_model_loss = MethodType(_no_lm_loss, teacher)
     if distill_cfg["skip_lm_loss"]:
-        model.compute_language_model_loss = MethodType(_lm_loss_in_evaluation, model)
+        model.compute_language_model_loss = MethodType(_detached_lm_loss, model)
     return model
 
 
@@ -423,8 +424,13 @@ def _no_lm_loss(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
     return torch.zeros_like(labels, dtype=logits.dtype)
 
 
-def _lm_loss_in_evaluation(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
-    """Return the student's loss [b, s] in nats; zeros in training."""
-    if self.training:
-        return _no_lm_loss(self, labels, logits)
-    return type(self).compute_language_model_loss(self, labels, logits)
+def _detached_lm_loss(self: Any, labels: Tensor, logits: Tensor) -> Tensor:
+    """Return the student's loss [b, s] in nats, in training without a gradient.
+
+    Training needs the logits afterwards, and upstream's fused losses overwrite them.
+    """
+    if not self.training:
+        return type(self).compute_language_model_loss(self, labels, logits)
+    group = parallel_state.get_tensor_model_parallel_group()
+    with torch.no_grad():
+        return chunked_cross_entropy(logits, labels.t(), group).t().contiguous()

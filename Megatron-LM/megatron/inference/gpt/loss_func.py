@@ -44,7 +44,7 @@ def loss_func(
         of the gradient; the schedule multiplies by the number of these ranks. 0 if no token counts.
         In a Step the sum is divided by `Step.tokens` instead, so that the mean over micro-batches
         and data-parallel ranks is the mean over all tokens of the step.
-        And {name: mean over the data-parallel ranks}: "lm loss" unless training skips it, "kd
+        And {name: mean over the data-parallel ranks}: "lm loss"; with a teacher also "kd
         loss", the balanced one, and its parts.
     """
     mask = loss_mask.reshape(-1).float()
@@ -63,8 +63,6 @@ def loss_func(
         balancer = model.loss_balancer
         balancer.reference = step.reference if step else None
         loss = model.compute_kd_loss(student_loss=loss, loss_reduction_fn=mean)
-        if balancer.skip_original_loss:
-            del report[LM_LOSS]  # zeros: it was not computed
         report |= {KD_LOSS: loss, **balancer.parts}
     return loss, averaged(report)
 
