@@ -358,7 +358,7 @@ def test_multi_latent_attention_and_experts_quantize_what_was_said_before(start)
 
 
 def test_types_cannot_be_asked_of_a_source_without_sites(start):
-    with pytest.raises(OverlayError, match=r"says fprop = nothing.*Expected: mxfp8"):
+    with pytest.raises(OverlayError, match=r"fprop = nothing.*Expected: mxfp8"):
         start("linear_mxfp8", without=("quant_sites",))
 
 

@@ -258,7 +258,7 @@ class Lab:
             if value is not None:
                 words = [] if value is True else str(value).split(" ")
                 flags += [f"--{name}", *words]
-        sys.argv[1:] = [*flags, *self.convert.ALONE]
+        sys.argv[1:] = [*flags, *self.convert.ONE_PROCESS]
         with contextlib.redirect_stdout(io.StringIO()):
             args = arguments.parse_args()
             arguments.validate_args(args)
@@ -404,7 +404,7 @@ class Lab:
         folder = self.folder_of(change)
         config = json.loads((folder / "config.json").read_text())
         flags = program_flags(shape_of_config(config), context_of("config.json", config))
-        sys.argv[1:] = [*flags, *self.convert.ALONE]
+        sys.argv[1:] = [*flags, *self.convert.ONE_PROCESS]
         with contextlib.redirect_stdout(io.StringIO()):
             args = arguments.parse_args()
             arguments.validate_args(args)
