@@ -93,8 +93,9 @@ def run(args: argparse.Namespace) -> dict[str, int]:
     os.environ |= {"RAYON_NUM_THREADS": str(args.workers), "TOKENIZERS_PARALLELISM": "true"}
     files, keys = find(args.input, args.kind), tuple(args.json_keys)
     encoder = load_tokenizer(args)
-    ends = args.append_eod, args.strict
-    job = IndexJob(files, args.kind, keys, encoder, args.output_prefix, *ends)
+    job = IndexJob(
+        files, args.kind, keys, encoder, args.output_prefix, eod=args.append_eod, strict=args.strict
+    )
     shown, messages = 0, []
 
     def watch(done: int, total: int, counts: Counts) -> None:

@@ -285,9 +285,10 @@ def _experiment(
         dtype=dtype or config.dtype,
         **rest | {"extra_flags": flags},
     )
+    if not experiment.model_changes:
+        return experiment
     # Stored for trackers, which read cell.json.
-    changes = {"name": experiment.model_name} if experiment.model_changes else {}
-    return experiment.model_copy(update=changes)
+    return experiment.model_copy(update={"name": experiment.model_name})
 
 
 def _libraries(

@@ -127,8 +127,9 @@ def _table(name: str, scores: Sequence[Score]) -> Iterator[str]:
     yield heading(name, first.iteration, first.modelopt)
     yield f"windows of {first.window} tokens, {first.dtype}"
     yield f"{'task, metric':<21} {'arithmetic':<25} {'value':>11} {'stderr':>9} {'n':>7}"
-    keys = [(score.task, score.filter, score.metric) for score in scores]
-    together = [scores[n] for n in sorted(range(len(keys)), key=lambda n: keys.index(keys[n]))]
+    metric_of = attrgetter("task", "filter", "metric")
+    metrics = list(dict.fromkeys(map(metric_of, scores)))
+    together = sorted(scores, key=lambda score: metrics.index(metric_of(score)))
     for (task, filtered, shots), rows in groupby(together, attrgetter("task", "filter", "shots")):
         kinds = ["" if filtered == "none" else filtered, f"{shots}-shot" if shots else ""]
         yield ", ".join(filter(None, [task, *kinds]))

@@ -44,8 +44,8 @@ def loss_func(
         of the gradient; the schedule multiplies by the number of these ranks. 0 if no token counts.
         In a Step the sum is divided by `Step.tokens` instead, so that the mean over micro-batches
         and data-parallel ranks is the mean over all tokens of the step.
-        And {name: mean over the data-parallel ranks}: "lm loss"; with a teacher also "kd
-        loss", the balanced one, and its parts.
+        And {name: mean over the data-parallel ranks}: "lm loss"; in training with a teacher also
+        "kd loss", the balanced one, and its parts.
     """
     mask = loss_mask.reshape(-1).float()
     model = unwrap_model(model)
