@@ -13,7 +13,7 @@ BODY, OLD = TEXT.split("## Paths in older descriptions")
 OPEN = re.search(r"## Which file of this project to open\n.*?(?=## )", BODY, re.DOTALL)[0]
 BODY = BODY.replace(OPEN, "")
 PATH = re.compile(
-    r"`((?:megatron|tools|examples|pretrain_gpt|distill_gpt|preflight|UPSTREAM)[\w./]*)`"
+    r"`((?:megatron|tools|examples|pretrain_gpt|distill_gpt|preflight|UPSTREAM|README)[\w./]*)`"
 )
 ROWS = [line.split("|")[1:3] for line in OLD.splitlines() if line.startswith("| `")]
 GONE = [PATH.findall(left)[0] for left, _ in ROWS]

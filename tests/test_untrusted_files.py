@@ -67,7 +67,7 @@ REASONS = {
         f"{T}launch/program_cache.py::source_of",
         f"{R}args_table.py::read_table x2",
         f"{T}matrix/generate.py::_write",
-        f"{T}matrix/generate.py::write",
+        f"{T}matrix/generate.py::write_table",
         f"{T}matrix/tables.py::_load x2",
         f"{T}overlay/goal.py::_digest",
         f"{T}overlay/series.py::Entry._module x2",
