@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Show and set the quant types in Megatron's source. See --help and docs/quant_type_modifier.md.
 
---check and --dry-run need only the standard library of Python 3.11; other packages come from .venv.
+--check needs only the standard library of Python 3.11; other packages come from .venv.
 """
 
 import sys
@@ -21,8 +21,8 @@ with process.command():
     try:
         code = main()
     except ModuleNotFoundError as error:
-        if error.name != "filelock":
+        if error.name not in ("filelock", "libcst"):
             raise
-        bootstrap.reexec()  # the lock is taken before anything is written or printed
+        bootstrap.reexec()  # nothing is written or printed before they are imported
         raise
     sys.exit(code)

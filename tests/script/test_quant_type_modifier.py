@@ -75,12 +75,16 @@ def test_a_reader_that_leaves_early_is_no_error(root):
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-def test_check_and_a_dry_run_need_the_standard_library_alone(root):
+def test_check_needs_only_the_standard_library(root):
     done = run("--check", root=root)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"fprop  hifp8  {LAYERS}:4\n" in done.stdout
-    done = run("--linear-quant", "mxfp8", "--dry-run", root=root)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert not (root / ".mqo").exists()
+
+
+def test_a_dry_run_continues_in_venv_if_this_python_lacks_libcst(root, project):
+    done = run("--linear-quant", "mxfp8", "--dry-run", root=root, project=project)
+    assert (done.returncode, done.stderr) == (0, ".venv runs\n")
     assert '+        custom_quant_type = "mxfp8"\n' in done.stdout
     assert not (root / ".mqo").exists()
 
@@ -99,7 +103,7 @@ def test_check_imports_nothing_heavy(root):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_modification_goes_on_in_venv_when_this_python_lacks_the_lock(root, project):
+def test_a_modification_continues_in_venv_if_this_python_lacks_the_lock(root, project):
     done = run("--linear-quant", "mxfp8", root=root, project=project)
     assert (done.returncode, done.stderr) == (0, ".venv runs\n")
     assert done.stdout.startswith(f"fprop  hifp8 -> mxfp8  {LAYERS}:4\n")

@@ -113,6 +113,7 @@ def test_the_value_alone_is_replaced(line, value):
     "line",
     [
         "custom_quant_type = 'mx' 'fp8'",
+        "custom_quant_type = 'mxfp8' ''",
         "custom_quant_type = 'mx' + 'fp8'",
         "custom_quant_type = f'{x}'",
         "custom_quant_type = 'mx\\x66p8'",

@@ -36,11 +36,15 @@ class Literal:
 
 @dataclass(frozen=True)
 class Source:
-    """A file: its bytes, its syntax tree, and its literals by their statements, in source order."""
+    """A file: its bytes, its syntax tree, and its literals by their statements, in source order.
+
+    `starts` holds the position of each line in `content`; it is empty if there are no literals.
+    """
 
     content: bytes
     tree: ast.Module
     literals: dict[ast.stmt, Literal]
+    starts: list[int]
 
     @classmethod
     def parse(cls, content: bytes) -> "Source":
@@ -59,7 +63,12 @@ class Source:
         pairs = ((s, after) for b in _blocks(tree) for s, after in zip_longest(b, b[1:]))
         literals = {s: _literal(content, starts, s, after) for s, after in pairs} if lines else {}
         plain = {statement: literal for statement, literal in literals.items() if literal}
-        return cls(content, tree, dict(sorted(plain.items(), key=lambda item: item[1].start)))
+        ordered = dict(sorted(plain.items(), key=lambda item: item[1].start))
+        return cls(content, tree, ordered, starts)
+
+    def span(self, statement: ast.stmt) -> tuple[int, int]:
+        """Return the positions of the first byte of a literal's statement, and after its last."""
+        return _span(self.starts, statement)
 
 
 def splice(content: bytes, values: Mapping[Literal, str]) -> bytes:
@@ -77,6 +86,13 @@ def site_types(path: str) -> dict[str, str]:
     """
     literals = Source.parse(Path(path).read_bytes()).literals.values()
     return {literal.site: literal.value for literal in literals if literal.site}
+
+
+def _span(starts: list[int], node: ast.stmt | ast.expr) -> tuple[int, int]:
+    """Return the positions of a node's first byte, and after its last."""
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    first = starts[node.lineno - 1] + node.col_offset
+    return first, starts[node.end_lineno - 1] + node.end_col_offset
 
 
 def _blocks(node: ast.AST) -> Iterator[list[ast.stmt]]:
@@ -97,7 +113,8 @@ def _literal(
             ast.Assign(targets=[ast.Name(id=name)], value=ast.Constant(value=str(text)) as value)
             | ast.AnnAssign(target=ast.Name(id=name), value=ast.Constant(value=str(text)) as value)
         ) if name == VARIABLE:
-            token = _TOKEN.match(content, starts[value.lineno - 1] + value.col_offset)
+            first, last = _span(starts, value)
+            token = _TOKEN.fullmatch(content, first, last)
             if token and token["value"] == text.encode("utf-8", "surrogatepass"):
                 return Literal(text, value.lineno, *token.span("value"), _site(after))
     return None

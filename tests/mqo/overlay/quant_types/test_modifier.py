@@ -90,8 +90,14 @@ def test_a_modification_changes_the_sites_literal_and_no_other_byte(root, site):
         lambda text: text.rstrip("\n").encode(),
         lambda text: text.replace("print('", "print('é").encode(),
         lambda text: ("# coding: latin-1\n# \xe9\n" + text).encode("latin-1"),
+        lambda text: text.replace("\n    def ", "\n\x0c    def ").encode(),
+        lambda text: text.replace("\n", "\r").encode(),
+        lambda text: (text + "\n   \n\t# end\n  ").encode(),
     ],
-    ids=["CRLF", "double quotes", "tabs", "BOM", "no last line end", "not ASCII", "latin-1"],
+    ids=[
+        *("CRLF", "double quotes", "tabs", "BOM", "no last line end", "not ASCII", "latin-1"),
+        *("form feeds", "carriage returns", "blank ends"),
+    ],
 )
 def test_files_of_every_form_are_set_and_restored(tmp_path, form):
     root = write(tmp_path, {LAYERS: form(layers()), ATTENTION: form(attention())})

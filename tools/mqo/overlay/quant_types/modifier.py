@@ -2,7 +2,7 @@
 
 A command is planned completely before anything is written: all sites are found, all files are
 checked for other changes, and then all files change or none. Reading needs only the standard
-library; writing takes the tree's lock.
+library. Types are set with LibCST; writing takes the tree's lock.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from mqo.errors import EditedError, OverlayError, check_name
 from mqo.overlay import literals, transaction
 from mqo.overlay.journal import STORE
-from mqo.overlay.literals import Literal, splice
+from mqo.overlay.literals import Literal
 from mqo.overlay.quant_types import ledger
 from mqo.overlay.quant_types.sites import METHODS, SourceSite, scan
 from mqo.overlay.records import LITERALS, Modified, modified_as_json
@@ -217,6 +217,8 @@ def _typed_errors() -> Iterator[None]:
 
 
 def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> Outcome:
+    from mqo.overlay.quant_types.rewrite import set_values  # LibCST, which --check does not need
+
     plan = Outcome(tree.root, tree.modified())
     after: list[SourceSite] = []
     for path, content in _contents(tree).items():
@@ -226,7 +228,7 @@ def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> Ou
             _refuse(tree, site, types, shared)
             new |= dict.fromkeys(site.literals, types[site.name])
         if content is not None:
-            _plan_file(tree, plan, path, content, splice(content, new))
+            _plan_file(tree, plan, path, content, set_values(path, content, new))
         plan.edits += [
             Edit(site.name, path, literal.line, literal.value, new[literal])
             for site in sites
