@@ -78,13 +78,14 @@ def preview_text(
     options, and on GPUs the layout with the memory that it needs. `machine` is by default this one,
     `planned` the result of `plan_layout`. Reads the tree if it exists, and changes nothing.
     """
-    machine, types = machine or detect(), config.quantization.types
-    lines = [f"source: {site} = {value}" for site, value in (types or {}).items()]
+    machine = machine or detect()
+    types = config.quantization.types or _types_there(project, config.placement.megatron)
+    lines = [f"source: {site} = {value}" for site, value in types.items()]
     planned = planned or _planned(project, config, machine)
     config = planned.config
     lines += [f"library: {library.label}" for library in config.quantization.libraries]
     tree, diff = _source_of(project, config)
-    # With `source` the types come from the tree, and are not known here.
+    # With `source` the types are unknown until the tree exists.
     sites = types or dict.fromkeys(tables.SITES, SOURCE)
     options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
