@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
-from mqo.commands.options import EntriesArgument, JsonOption, TreeOption, patch_series, settled
+from mqo.commands.options import (
+    EntriesArgument,
+    JsonOption,
+    TreeOption,
+    patch_series,
+    root_of,
+    settled,
+)
+from mqo.display import stderr
+from mqo.errors import OverlayError
 from mqo.project import Project
 from mqo.terminal import emit
 
@@ -23,12 +32,26 @@ def diff(
             help="Write one patch file per entry to this new folder, outside of this checkout."
         ),
     ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RELEASE",
+            help="Compare any tree with a release, or a git work tree with a tag or commit.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
     """Show what differs from upstream (then exit 1): site patches in full, codemods as counts."""
     from mqo.overlay import diff as overlay
 
+    if against:
+        if names or all or export:
+            raise OverlayError(
+                "--against was given with patches, --all or --export",
+                expected="--against by itself, or with --stat, --json and --tree",
+            )
+        _compare(root_of(tree), against, stat, as_json)
     patched, series = settled(tree), patch_series()
     if export:
         from mqo.overlay.patch_files import export as write
@@ -43,3 +66,18 @@ def diff(
     rows = [asdict(change) | {"text": change.text} for change in changes]
     emit("diff", None, "\n".join(text), as_json, changes=rows)
     raise typer.Exit(1 if changes else 0)
+
+
+def _compare(root: Path, name: str, stat: bool, as_json: bool) -> NoReturn:
+    """Print how the tree differs from a release or commit; exit with 1 if it does."""
+    from mqo.overlay import against
+    from mqo.overlay.pin import Pin
+
+    project = Project.here()
+    pin = Pin.load(project.upstream_pin)
+    expected = against.contents(root, name, pin, project.cache, stderr())
+    diffs = against.differences(root, expected)
+    text = "\n".join(against.lines(diffs, name, stat=stat))
+    rows = [{n: getattr(diff, n) for n in ("path", "added", "removed", "text")} for diff in diffs]
+    emit("diff", None, text, as_json, changes=rows)
+    raise typer.Exit(1 if diffs else 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,7 +166,7 @@ class RunConfig(_Section):
         where = self.placement.cluster
         return f"{name}_node{where.node_rank}" if where.nnodes > 1 else name
 
-    def quant_toml(self, types: dict[str, str]) -> str:
+    def quant_toml(self, types: Mapping[str, str]) -> str:
         """Return quant.toml of a run whose source has `types`."""
         quant, recipe = self.quantization, self.quantization.recipe
         options = quant.options | self.recording.options

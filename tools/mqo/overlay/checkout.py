@@ -1,4 +1,4 @@
-"""Read upstream's bytes in a git work tree, as a checkout of HEAD would write them."""
+"""Read upstream's bytes in a git work tree, as a checkout of a commit would write them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_COMMON_DIR")
 
 
 @dataclass(frozen=True)
-class Head:
-    """The commit that is checked out, and the contents of its plain files below PACKAGES."""
+class Commit:
+    """A commit, and the contents of its plain files below PACKAGES."""
 
-    commit: str
+    id: str
     contents: dict[str, bytes]
     others: frozenset[str]
     """Paths of everything else in the commit: files elsewhere, links, submodules."""
@@ -37,9 +37,9 @@ def is_checkout(root: Path) -> bool:
     return (root / ".git").exists() and (root / PACKAGES[0]).is_dir()
 
 
-def read_head(root: Path) -> Head:
-    """Read HEAD of the work tree at `root`; OverlayError if git cannot read it."""
-    commit = _git(root, "rev-parse", "--verify", "HEAD").decode().strip()
+def read_commit(root: Path, revision: str = "HEAD") -> Commit:
+    """Read a commit of the work tree at `root`; OverlayError if git cannot read it."""
+    commit = _git(root, "rev-parse", "--verify", f"{revision}^{{commit}}").decode().strip()
     blobs, others = {}, set()
     for row in _git(root, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
         facts, _, name = row.partition(b"\t")
@@ -50,7 +50,7 @@ def read_head(root: Path) -> Head:
             blobs[path] = blob
         else:
             others.add(path)
-    return Head(commit, _contents(root, blobs), frozenset(others))
+    return Commit(commit, _contents(root, blobs), frozenset(others))
 
 
 def _contents(root: Path, blobs: Mapping[str, str]) -> dict[str, bytes]:

@@ -88,13 +88,13 @@ class Tree:
         return path in self._vendored.files
 
     @functools.cached_property
-    def _head(self) -> checkout.Head:
-        return checkout.read_head(self.root)
+    def _head(self) -> checkout.Commit:
+        return checkout.read_commit(self.root)
 
     @functools.cached_property
     def _at_head(self) -> Upstream:
         files = {path: sha256(content) for path, content in self._head.contents.items()}
-        origin = f"git {self._head.commit[:12]}"
+        origin = f"git {self._head.id[:12]}"
         return Upstream(version_of(self._head.contents, origin), origin, "", files)
 
     @functools.cached_property

@@ -108,6 +108,11 @@ def _collect(pin: Pin, cache: Path, source: Path | None, report: Say) -> tuple[F
     return files, version, origin
 
 
+def release(pin: Pin, version: str, cache: Path, report: Say) -> Files:
+    """Return {path: content} of a release's trusted wheel, fetched if need be."""
+    return _from_wheel(pin, wheel_of(pin, version, cache, report))
+
+
 def wheel_of(pin: Pin, version: str, cache: Path, report: Say) -> Path:
     """Return a trusted wheel of a release: the one for the running Python, else for another.
 

@@ -101,9 +101,9 @@ def _between(content: bytes, literals: Sequence[Literal]) -> list[bytes]:
     return [content[end:start] for end, start in zip(ends, starts, strict=True)]
 
 
-def _error(path: str, found: str) -> OverlayError:
+def _error(path: str, fault: str) -> OverlayError:
     return OverlayError(
-        f"{path} cannot be rewritten: {found}",
+        f"{path} cannot be rewritten: {fault}",
         expected="a file in which only the values of the literals change",
         help="Set the types in an editor, or report this file",
     )
