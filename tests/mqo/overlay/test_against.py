@@ -114,6 +114,16 @@ def mqo(*words):
     return subprocess.run(command, capture_output=True, text=True, cwd=HERE.root)
 
 
+@pytest.mark.usefixtures("plain_git")
+def test_a_git_work_tree_without_changes_hints_at_against(fork):
+    write(fork, {"megatron/core/package_info.py": b"MAJOR = 0\nMINOR = 15\nPATCH = 0\n"})
+    for words in (("init", "-q"), ("add", "--all"), ("commit", "-qm", "a fork")):
+        subprocess.run(["git", "-C", fork, *words], check=True)
+    done = mqo("--tree", fork)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "--against" in done.stdout
+
+
 def test_the_patched_files_of_the_project_differ_from_its_release(vendored):
     done = mqo("--against", PIN.version, "--json")
     assert done.returncode == 1, done.stderr

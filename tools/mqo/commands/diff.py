@@ -62,7 +62,9 @@ def diff(
         return
     changes = overlay.changes(patched, series, names or ())
     form: overlay.Form = "stat" if stat else "full" if all or names else "short"
-    text = overlay.diff_lines(series, changes, form)
+    text = [*overlay.diff_lines(series, changes, form)]
+    if patched.is_checkout and not changes:
+        text.append("# HEAD counts as upstream; --against RELEASE compares with a release")
     rows = [asdict(change) | {"text": change.text} for change in changes]
     emit("diff", None, "\n".join(text), as_json, changes=rows)
     raise typer.Exit(1 if changes else 0)

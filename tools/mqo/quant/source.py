@@ -38,7 +38,7 @@ class Literal:
 class Source:
     """A file: its bytes, its syntax tree, and its literals by their statements, in source order.
 
-    `starts` holds the position of each line in `content`; it is empty if there are no literals.
+    `starts` holds the position of each line in `content`; it is empty without literals.
     """
 
     content: bytes
