@@ -14,7 +14,7 @@ HERE = Project.here()
 TEXT = (HERE.root / "docs/original_documents.md").read_text(encoding="utf-8")
 RUN, GREP, TRAIN, WORKFLOW = re.findall(r"^```bash\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 PATHS = sorted(set(re.findall(r"`((?:megatron|examples|script|tests|tools)/[\w./]*)`", TEXT)))
-FUNCTIONS = re.findall(r"^\| `(\w+)\((.*?)\)` \| `(\S+)` \|", TEXT, re.MULTILINE)
+FUNCTIONS = re.findall(r"^\| `(\w+)\((.*?)\)`<br>`(\S+)` \|", TEXT, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
