@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from mqo.project import Project
 
-HERE = Project.here()
-TEXT = (HERE.root / "docs/original_documents.md").read_text(encoding="utf-8")
+from ..vendored_tree import PROJECT, copy_checkout
+
+TEXT = (PROJECT.root / "docs/original_documents.md").read_text(encoding="utf-8")
 RUN, GREP, TRAIN, WORKFLOW = re.findall(r"^```bash\n(.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
 PATHS = sorted(set(re.findall(r"`((?:megatron|examples|script|tests|tools)/[\w./]*)`", TEXT)))
 FUNCTIONS = re.findall(r"^\| `(\w+)\((.*?)\)`<br>`(\S+)` \|", TEXT, re.MULTILINE)
@@ -21,12 +21,9 @@ FUNCTIONS = re.findall(r"^\| `(\w+)\((.*?)\)`<br>`(\S+)` \|", TEXT, re.MULTILINE
 def project(vendored, tmp_path_factory):
     """A copy of the checkout, with its .venv."""
     root = tmp_path_factory.mktemp("a copy")
-    with vendored.reading("copy, for a test"):
-        for folder in ("Megatron-LM", "tools", "patches", "script"):
-            ignored = shutil.ignore_patterns("__pycache__")
-            shutil.copytree(HERE.root / folder, root / folder, ignore=ignored)
+    copy_checkout(vendored, root)
     for file in ("constraints.txt", "pyproject.toml"):
-        shutil.copy(HERE.root / file, root / file)
+        shutil.copy(PROJECT.root / file, root / file)
     (root / ".venv").symlink_to(sys.prefix)
     return root
 
@@ -93,7 +90,7 @@ def test_there_is_something_to_check():
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_that_the_page_names_exists(vendored, path):
-    assert (vendored.root / path).exists() or (HERE.root / path).exists()
+    assert (vendored.root / path).exists() or (PROJECT.root / path).exists()
 
 
 @pytest.mark.parametrize(("name", "parameters", "path"), FUNCTIONS, ids=[f[0] for f in FUNCTIONS])

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ from pathlib import Path
 import pytest
 from mqo.project import Project
 from mqo.quant import formats
+
+from ..vendored_tree import copy_checkout
 
 pytestmark = pytest.mark.slow
 
@@ -38,11 +39,7 @@ TRAIN = "from mqo.commands.train_config import main; main()"
 def project(vendored, tmp_path_factory):
     """A copy of the checkout that differs in the two rows alone."""
     root = tmp_path_factory.mktemp("a copy")
-    ignored = shutil.ignore_patterns("__pycache__")
-    # Other tests export the tree meanwhile, and note that in it.
-    with vendored.reading("copy, for a test"):
-        for folder in ("Megatron-LM", "tools", "patches", "script"):
-            shutil.copytree(HERE.root / folder, root / folder, ignore=ignored)
+    copy_checkout(vendored, root)
     file = root / "tools/mqo/quant/formats.toml"
     head, elements, rest = file.read_text(encoding="utf-8").partition("[elements]\n")
     file.write_text(head + elements + ELEMENT + rest + ROW, encoding="utf-8")

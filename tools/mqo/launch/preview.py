@@ -41,28 +41,31 @@ def print_preview(
         check_checkpoint(project, config)
     except MqoError as error:  # another run saves there now
         notes.append(f"not yet: {error}")
-    planned = _planned(project, config, machine)
-    notes += _checked(project, planned.config, machine)
-    text = preview_text(project, config, machine, planned)
+    types = _types(project, config)
+    planned = _planned(project, config, machine, types)
+    notes += _checked(project, planned.config, machine, types)
+    text = preview_text(project, config, machine, planned, types)
     print("\n".join([*(f"# {note}" for note in notes), text]))
 
 
-def _planned(project: Project, config: RunConfig, machine: Machine) -> Planned:
+def _planned(
+    project: Project, config: RunConfig, machine: Machine, types: Mapping[str, str]
+) -> Planned:
     """Return the run with its layout, and with what ModelOpt quantizes in its checkpoint."""
     if Tree(project.tree).manifest():
         config = with_checkpoint_library(project, config)
-    types = config.quantization.types or _types_there(project, config.placement.megatron)
     return plan_layout(project.tree, config, machine, types)
 
 
-def _checked(project: Project, config: RunConfig, machine: Machine) -> list[str]:
+def _checked(
+    project: Project, config: RunConfig, machine: Machine, types: Mapping[str, str]
+) -> list[str]:
     """Return notes of the checks that need Megatron's source; raise their errors."""
     tree = Tree(project.tree)
     if config.placement.megatron is not None:
         return ["not checked: the flags, since the checkout's own program reads them"]
     if tree.manifest() is None:
         return ["not checked yet: flags and patterns of layers, which need a patched Megatron"]
-    types = config.quantization.types or types_of(tree)
     return check_run(project, tree, Series.of_project(project), config, machine, types)
 
 
@@ -71,17 +74,19 @@ def preview_text(
     config: RunConfig,
     machine: Machine | None = None,
     planned: Planned | None = None,
+    types: Mapping[str, str] | None = None,
 ) -> str:
     """Return what a run would do, as shell text: comments, then its command.
 
     The comments are the types in its source, the difference of that source to the tree's, its
     options, and on GPUs the layout with the memory that it needs. `machine` is by default this one,
-    `planned` the result of `plan_layout`. Reads the tree if it exists, and changes nothing.
+    `planned` the result of `plan_layout`, `types` those in the run's source. Reads the tree if it
+    exists, and changes nothing.
     """
     machine = machine or detect()
-    types = config.quantization.types or _types_there(project, config.placement.megatron)
+    types = _types(project, config) if types is None else types
     lines = [f"source: {site} = {value}" for site, value in types.items()]
-    planned = planned or _planned(project, config, machine)
+    planned = planned or _planned(project, config, machine, types)
     config = planned.config
     lines += [f"library: {library.label}" for library in config.quantization.libraries]
     tree, diff = _source_of(project, config)
@@ -94,8 +99,11 @@ def preview_text(
     return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])
 
 
-def _types_there(project: Project, megatron: Path | None) -> Mapping[str, str]:
-    """Return the types in the tree's source; an empty dict if the tree does not exist yet."""
+def _types(project: Project, config: RunConfig) -> Mapping[str, str]:
+    """Return the types in the run's source; empty if they come from a tree that does not exist."""
+    if config.quantization.types:
+        return config.quantization.types
+    megatron = config.placement.megatron
     tree = Tree((megatron or project.tree).resolve())
     return types_of(tree) if megatron or tree.manifest() else {}
 

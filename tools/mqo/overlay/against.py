@@ -9,7 +9,7 @@ from mqo.display import Say
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import checkout, vendor
 from mqo.overlay.checkout import PACKAGES
-from mqo.overlay.diff import FileDiff
+from mqo.overlay.diff import FileDiff, total
 from mqo.overlay.pin import Pin
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
@@ -62,9 +62,5 @@ def differences(root: Path, expected: Mapping[str, bytes]) -> list[FileDiff]:
 def lines(diffs: Sequence[FileDiff], name: str, *, stat: bool) -> Iterator[str]:
     """Yield the lines to print: the diffs by file, or with `stat` only their counts."""
     for diff in diffs:
-        if stat:
-            yield f"#   {diff.path}  +{diff.added} -{diff.removed}"
-        else:
-            yield diff.text.rstrip("\n")
-    added, removed = (sum(getattr(d, sign) for d in diffs) for sign in ("added", "removed"))
-    yield f"# compared with {name}: {len(diffs)} files differ, +{added} -{removed}"
+        yield diff.row if stat else diff.text.rstrip("\n")
+    yield f"# compared with {name}: {len(diffs)} files differ, {total(diffs)}"

@@ -80,8 +80,9 @@ def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
         ) from error
     if done.returncode != 0:
         words = done.stderr.decode(errors="replace").strip().splitlines()
+        reason = words[-1] if words else done.returncode
         raise OverlayError(
-            f"{root}: git {arguments[0]} failed ({words[-1] if words else done.returncode})",
-            expected="a git work tree with a commit, whose HEAD holds upstream's files",
+            f"{root}: git {arguments[0]} failed for {arguments[-1]} ({reason})",
+            expected="a git work tree with this commit, which holds upstream's files",
         )
     return done.stdout

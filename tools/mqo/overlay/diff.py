@@ -38,10 +38,20 @@ class FileDiff:
         """Return the number of lines removed."""
         return self._count(b"-")
 
+    @property
+    def row(self) -> str:
+        """Return the line that stands for the diff where only counts are printed."""
+        return f"#   {self.path}  +{self.added} -{self.removed}"
+
     def _count(self, sign: bytes) -> int:
         lines = self.content.split(b"\n")
         body = next((i for i, line in enumerate(lines) if line.startswith(b"@@")), len(lines))
         return sum(line.startswith(sign) for line in lines[body:])
+
+
+def total(diffs: Sequence[FileDiff]) -> str:
+    """Return the numbers of all lines added and removed, as "+3 -2"."""
+    return f"+{sum(diff.added for diff in diffs)} -{sum(diff.removed for diff in diffs)}"
 
 
 @dataclass(frozen=True)
@@ -139,12 +149,11 @@ def diff_lines(series: Series, diffs: Sequence[EntryDiff], form: Form) -> Iterat
             if shown and form != "stat":
                 yield change.text.rstrip("\n")
             else:
-                yield f"#   {change.path}  +{change.added} -{change.removed}"
+                yield change.row
         yield "#"
     if diffs and form == "stat":
         files = len({change.path for change in diffs})
-        added, removed = (sum(getattr(c, name) for c in diffs) for name in ("added", "removed"))
-        yield f"# total: {files} files, +{added} -{removed}"
+        yield f"# total: {files} files, {total(diffs)}"
 
 
 def _title(series: Series, name: str) -> str:
