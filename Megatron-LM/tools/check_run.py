@@ -72,10 +72,10 @@ def parsed(request: dict[str, Any]) -> Namespace:
 
 def validate(args: Namespace) -> None:
     """Raise InferenceError if Megatron's validation, or the program, refuses the arguments."""
+    from megatron.inference.gpt.batches import check_documents
     from megatron.training import arguments
     from mqo.megatron.run.errors import InferenceError
     from mqo.megatron.run.implementation import ImplementationError, check_available
-    from pretrain_gpt import check_documents
 
     try:
         with contextlib.redirect_stdout(io.StringIO()):

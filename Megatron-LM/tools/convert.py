@@ -90,8 +90,7 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     check_config(source)
     stored = stored_tensors(source)
     stage("building the model", 1)
-    args, model = build([*flags, *dtype_flags(stored), "--save", str(target)])
-    from megatron.training.checkpointing import save_checkpoint
+    args, model = build([*flags, *dtype_flags(stored)])
     from modelopt.torch.export import import_mcore_gpt_from_hf
 
     core = unwrapped(model)
@@ -99,9 +98,30 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     check_tensors(hf_tensors(core, source), without_copies(stored, core))
     stage(f"reading {len(stored)} tensors", 3)
     import_mcore_gpt_from_hf(core, str(source), dtype=args.params_dtype)
-    args.verify_integrity = True  # save hashes of the files
+    save_release(args, model, target)
+
+
+def save_release(args: Namespace, model: torch.nn.Module, target: Path) -> None:
+    """Save the weights as a release, with hashes of its files."""
+    from megatron.training.checkpointing import save_checkpoint
+    from mqo.megatron.run.checkpoints import keep_last
+
     stage("writing the checkpoint", 4)
+    args.save, args.verify_integrity = str(target), True
     save_checkpoint(0, [model], None, None, 0, release=True)
+    keep_last(0)  # removes the mark of an unfinished save
+
+
+def finalize(source: Path, target: Path, flags: list[str]) -> None:
+    """Write the newest weights of a distilled student as a plain model's checkpoint, a release.
+
+    Projections of the distillation, the optimizer and the random states are left out.
+    """
+    from megatron.inference import load_model
+
+    folder = load_model.find_checkpoint(source)
+    stage("reading the checkpoint", 2)
+    save_release(*load_model.load(folder, load_model.read_args(folder), flags), target)
 
 
 def to_hf(source: Path, target: Path, flags: list[str]) -> None:
@@ -244,6 +264,7 @@ COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {
     "describe": lambda source, target, flags: write_arguments(source, target),
     "to-megatron": to_megatron,
     "to-hf": to_hf,
+    "finalize": finalize,
 }
 
 

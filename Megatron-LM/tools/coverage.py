@@ -298,8 +298,9 @@ def take_over(products: Products) -> None:
 def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     """Build the labeled model of the flags on meta; return the arguments and the model."""
     from megatron.core import mpu, tensor_parallel
+    from megatron.inference.gpt.model_provider import model_provider
+    from megatron.inference.gpt.releases import bare_model
     from megatron.training import arguments, global_vars
-    from pretrain_gpt import bare_model
 
     sys.argv[1:] = flags
     args = arguments.parse_args()
@@ -313,7 +314,7 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     mpu.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     with torch.device("meta"):
-        model = bare_model()
+        model = bare_model(args, model_provider)
     route_evenly(model)
     return args, model
 

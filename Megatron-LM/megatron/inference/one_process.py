@@ -13,13 +13,15 @@ from megatron.core.rerun_state_machine import initialize_rerun_state_machine
 from megatron.training import global_vars
 from megatron.training.checkpointing import load_checkpoint
 from megatron.training.theoretical_memory_usage import compute_weight_and_optimizer_memory
-from mqo.megatron.run import modelopt
 from mqo.megatron.run.errors import InferenceError, SavedError
 from mqo.megatron.run.guard import GuardError
 from mqo.megatron.run.isolated import machine_memory
 from mqo.megatron.run.ranks import with_group
 from mqo.megatron.run.unpickle import CheckpointError, typed_errors
 from torch import nn
+
+from .gpt import releases
+from .gpt.model_provider import model_provider
 
 _TYPED = (InferenceError, CheckpointError, GuardError)
 _TRAINING_BYTES = 18  # upstream's count per parameter
@@ -34,15 +36,13 @@ def build(args: Namespace) -> nn.Module:
     Raises:
         SavedError: the weights do not fit into the memory of this machine.
     """
-    from pretrain_gpt import bare_model
-
     check_memory(args)
     global_vars.set_global_variables(args, build_tokenizer=False)
     with_group()
     mpu.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(args.seed)
     initialize_rerun_state_machine()
-    return bare_model(lambda chunks: modelopt.restore(chunks, args))
+    return releases.bare_model(args, model_provider)
 
 
 def load_weights(model: nn.Module, folder: str | Path) -> None:

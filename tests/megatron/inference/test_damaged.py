@@ -16,7 +16,7 @@ from megatron.core.num_microbatches_calculator import destroy_num_microbatches_c
 from megatron.core.rerun_state_machine import destroy_rerun_state_machine
 from megatron.inference import checkpointing
 from megatron.inference.algos import distillation
-from megatron.inference.gpt import model_provider
+from megatron.inference.gpt import teacher_config
 from megatron.training import global_vars
 from mqo.megatron.run.checkpoints import CheckpointError
 from mqo.megatron.run.errors import InferenceError
@@ -141,7 +141,7 @@ def a_teacher(saved, tmp_path):
     how |= {"intermediate_layer_pairs": [["decoder.final_layernorm", "decoder.final_layernorm"]]}
     (place / "distill.json").write_text(json.dumps(how))
     return place, [
-        (model_provider.load_teacher_config, place, saved[2]),
+        (teacher_config.load_teacher_config, place, saved[2]),
         (checkpointing.read_arguments, place),
         (distillation._read, place / "distill.json"),
     ]

@@ -8,7 +8,7 @@ from argparse import Namespace
 import pytest
 from megatron.inference import hf_folder, load_model
 from megatron.inference.algos import distillation
-from megatron.inference.gpt import model_provider
+from megatron.inference.gpt import teacher_config
 from mqo.errors import RunError
 from mqo.megatron.run.args_table import read_table
 from mqo.megatron.run.errors import DistillationError
@@ -62,7 +62,7 @@ def test_the_code_of_a_configuration_does_not_run_in_a_conversion(folder, marker
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("read", [model_provider._read_yaml, distillation._read])
+@pytest.mark.parametrize("read", [teacher_config._read_yaml, distillation._read])
 def test_a_tag_in_a_yaml_file_does_not_run(tmp_path, marker, read):
     path = tmp_path / "config.yaml"
     path.write_text("num_layers: " + TAG.format(marker))

@@ -6,7 +6,7 @@ import modelopt.torch.distill as mtd
 import pytest
 import torch
 from megatron.core.models.gpt import GPTModel
-from megatron.inference.checkpointing import load_modelopt_state
+from megatron.inference.checkpointing import FUSED_NORMS, load_modelopt_state
 from megatron.inference.gpt.model_provider import check_lm_loss, check_run, model_provider
 from mqo.megatron.run.errors import DistillationError
 from mqo.megatron.run.modelopt import make_portable
@@ -61,14 +61,29 @@ def test_a_students_checkpoint_is_a_plain_models(make, save, teacher, tmp_path):
         assert torch.equal(weight, of_student[name]), name  # the projection's, too
 
 
+def test_a_student_loads_weights_with_other_names(make):
+    weights = make(seed=7).state_dict()
+    fused = {ours: theirs for theirs, ours in FUSED_NORMS.items()}
+    renamed = {}
+    for name, weight in weights.items():
+        for ours, theirs in fused.items():
+            name = name.replace(ours, theirs)
+        renamed[name] = weight
+    assert renamed.keys() != weights.keys()
+    model = make()
+    model.load_state_dict(renamed)
+    for name, weight in model.state_dict().items():
+        assert weight is None or torch.equal(weight, weights[name]), name
+
+
 def test_finalizing_gives_the_clean_student(make, teacher, monkeypatch):
     flags = ("--export-kd-teacher-load", teacher[1], "--export-kd-finalize")
     assert type(make(*flags)) is GPTModel
     model = make("--export-kd-teacher-load", teacher[1])
-    from megatron.inference.gpt import model_provider as module
+    from megatron.inference.gpt import releases
 
-    monkeypatch.setattr(module, "build_model", lambda *args: model)
-    module.get_args().export_kd_finalize = True
+    monkeypatch.setattr(releases, "build_gpt", lambda *args, **parts: model)
+    releases.get_args().export_kd_finalize = True
     clean = model_provider()
     assert type(clean) is GPTModel
     assert not [name for name, _ in clean.named_parameters() if "teacher" in name or "loss" in name]

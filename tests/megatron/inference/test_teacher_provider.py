@@ -7,11 +7,10 @@ import sys
 import pytest
 import torch
 from megatron.inference.checkpointing import accept_other_names, checkpoint_folder
-from megatron.inference.gpt.model_provider import (
-    _teacher_provider,
-    load_teacher_config,
-)
-from megatron.training.argument_utils import gpt_config_from_args
+from megatron.inference.gpt.model_provider import _teacher_provider
+from megatron.inference.gpt.releases import build_gpt
+from megatron.inference.gpt.teacher_config import load_teacher_config
+from megatron.training.arguments import core_transformer_config_from_args
 from mqo.megatron.layers import label_layers
 from mqo.megatron.run.errors import DistillationError
 from mqo.megatron.run.unpickle import CheckpointError
@@ -36,7 +35,7 @@ def test_without_a_file_the_checkpoint_says_what_the_teacher_is(arguments, teach
     found = load_teacher_config(str(teacher[1]), args)
     assert [found.num_layers, found.hidden_size, found.num_attention_heads] == [3, 96, 3]
     # It follows from the teacher's sizes.
-    assert gpt_config_from_args(found).transformer.kv_channels == 32
+    assert core_transformer_config_from_args(found).kv_channels == 32
     assert args.num_layers == 2
 
 
@@ -180,10 +179,8 @@ def test_layers_that_differ_are_built_as_they_are(arguments, folder):
     (folder / "layers.json").write_text(json.dumps(layers))
     path = "heterogeneous_layers_config_path: layers.json\n"
     (folder / "model_config.yaml").write_text(SIZES + "num_query_groups: 1\n" + path)
-    from megatron.inference.gpt.model_provider import build_model
-
     found = load_teacher_config(str(folder), arguments())
-    built = build_model(gpt_config_from_args(found), **PARTS)
+    built = build_gpt(found, **PARTS)
     widths = [getattr(layer.mlp, "linear_fc2", None) for layer in built.decoder.layers]
     assert widths[1] is None
     assert widths[0].weight.shape != widths[2].weight.shape

@@ -267,15 +267,16 @@ class Lab:
     def build(self, args: Namespace) -> Any:
         """Return the model of the arguments, with random weights that do not depend on it."""
         from megatron.inference import one_process
+        from megatron.inference.gpt.model_provider import model_provider
+        from megatron.inference.gpt.releases import bare_model
         from megatron.training import global_vars
-        from pretrain_gpt import bare_model
 
         if not self.ready:
             one_process.build(args)
             self.ready = True
         global_vars.unset_global_variables()
         global_vars.set_args(args)
-        model = bare_model(lambda chunks: None).eval()
+        model = bare_model(args, model_provider).eval()
         self.fill(model)
         return model
 

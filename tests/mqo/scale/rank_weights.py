@@ -48,10 +48,11 @@ def row(world: int, rank: int, flags: list[str]) -> dict[str, float]:
     from megatron.training.vocab_utils import calculate_padded_vocab_size
 
     args = read_arguments(world, rank, flags)
-    from pretrain_gpt import bare_model
+    from megatron.inference.gpt.model_provider import model_provider
+    from megatron.inference.gpt.releases import bare_model
 
     with rank_of(args), torch.device("meta"):
-        model = bare_model()
+        model = bare_model(args, model_provider)
     counts = {"dense": 0, "expert": 0}
     for parameter in model.parameters():
         # Upstream marks what is reduced over the expert groups.

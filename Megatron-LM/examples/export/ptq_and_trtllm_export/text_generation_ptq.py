@@ -31,15 +31,17 @@ from typing import Any
 TREE = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(TREE / ".mqo_runtime"), str(TREE), str(TREE / "tools")]
 
+# First, for its check: no other megatron may be imported instead of this tree's.
+import preflight  # isort: skip
+
+preflight.check_origin(("megatron.inference",))
+
 import convert as weights
+from megatron.inference.arguments import add_ptq_args
 from mqo.megatron.run.errors import InferenceError, PtqError
 
-PROMPTS = "The city lies on the river|In the year 1900|The word is used for"
 SAMPLES = ("wikipedia", "dolma")
 TOKENIZER = "tokenizer.json"
-EXPORTS = ("none", "hf", "tensorrt_llm")
-LOAD = "the model: a run, Megatron's checkpoints (torch_dist), or a Hugging Face folder"
-DEFAULT = "(default: %(default)s)"
 
 
 @dataclass(frozen=True)
@@ -61,41 +63,7 @@ class Source:
 def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0], allow_abbrev=False)
-    add = parser.add_argument
-    folder: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
-    number: dict[str, Any] = {"type": positive, "metavar": "N"}
-    add("--load", required=True, help=LOAD, **folder)
-    add("--save", help="new folder for the quantized model's checkpoints", **folder)
-    add("--tokenizer-model", help="tokenizer; default: the model's, or the sample's", **folder)
-    quantized = "format: int8, fp8, int4_awq, ...; default: the model is already quantized"
-    add("--export-quant-cfg", metavar="FORMAT", help=quantized)
-    texts = f"calibration text: a .jsonl or text file, or the sample wikipedia or dolma {DEFAULT}"
-    add("--calib-dataset", default="wikipedia", metavar="TEXTS", help=texts)
-    add("--calib-size", default=512, help=f"number of calibration samples {DEFAULT}", **number)
-    add("--calib-batch-size", default=4, help=f"calibration batch size {DEFAULT}", **number)
-    length = "tokens per calibration sample; default: 512, or the model's maximum if smaller"
-    add("--calib-length", help=length, **number)
-    prompts = "prompts to generate from, separated by | (default: three)"
-    add("--prompts", default=PROMPTS, metavar="TEXT", help=prompts)
-    add("--out-seq-length", default=16, help=f"tokens to generate per prompt {DEFAULT}", **number)
-    unknown = "ignore this argument of the checkpoint, which Megatron does not know; repeatable"
-    add("--ignore-argument", action="append", default=[], metavar="NAME", help=unknown)
-    add("--decoder", choices=("llama", "deepseek"), help="fail if the model is of another kind")
-    ranks = f"tensor-parallel size of the TensorRT-LLM checkpoint {DEFAULT}"
-    add("--inference-tensor-parallel", default=1, help=ranks, **number)
-    add("--export-dir", help="new folder for the exported model", **folder)
-    add("--export-format", choices=EXPORTS, default="none", help=f"format of it {DEFAULT}")
-    plain = "with hf: write dequantized weights for plain transformers"
-    add("--dequantized", action="store_true", help=plain)
-    return parser.parse_args(argv)
-
-
-def positive(text: str) -> int:
-    """Parse a positive integer, for argparse."""
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive integer")
-    return number
+    return add_ptq_args(parser).parse_args(argv)
 
 
 def check_targets(args: argparse.Namespace) -> None:

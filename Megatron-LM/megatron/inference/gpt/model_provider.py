@@ -1,110 +1,94 @@
-"""The model of a distillation: a student, and the teacher it learns from."""
+"""The model of the training programs: a plain GPT, or a student with the teacher it learns from."""
 
-import difflib
 from argparse import Namespace
-from collections.abc import Mapping
-from copy import copy
-from pathlib import Path
 from typing import Any
 
-import modelopt.torch.distill as mtd
 import torch
 from megatron.core.models.gpt import GPTModel as MCoreGPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.transformer import TransformerConfig
 from megatron.training import get_args
-from megatron.training.argument_utils import gpt_config_from_args
-from megatron.training.models.gpt import GPTModelConfig
-from mqo.megatron.run import modelopt
-from mqo.megatron.run.args_table import read_table
+from megatron.training.arguments import core_transformer_config_from_args
+from mqo.megatron.layers import label_layers
+from mqo.megatron.run import engine, modelopt
 from mqo.megatron.run.errors import DistillationError
-from mqo.megatron.run.saved_args import check_kinds, model_arguments
 from mqo.quant.labels import exempt
 
-from ..algos.distillation import (
-    adjust_distillation_model_for_mcore,
-    check_layers,
-    load_distillation_config,
-    read_mapping,
-)
 from ..arguments import TEACHER_ARG
-from ..checkpointing import TRACKER, checkpoint_folder, load_teacher, read_arguments
-
-MODEL_CONFIG = "model_config.yaml"
-NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
-# Arguments that describe a model. All others say how it runs: they are the student's.
-_OF_STUDENT = {"bf16", "fp16", "mtp_num_layers", "mtp_hybrid_override_pattern"}
-_NUMERICS = {"apply_query_key_layer_scaling", "moe_router_dtype"}
-# Names in releases before 0.19.
-EPSILONS = ("layernorm_epsilon", "norm_epsilon")
-_OLDER = {"norm_epsilon", "apply_layernorm_1p", "beta_fast", "beta_slow"}
-_OLDER |= {"original_max_position_embeddings"}
-# Arguments that are compared with the student's.
-FITTED = ("padded_vocab_size", "vocab_size", "seq_length", "max_position_embeddings")
-ARCHITECTURE = tuple(
-    sorted(
-        (read_table().model | read_table().no_effect["gated"] | _NUMERICS | _OLDER)
-        - read_table().unsupported.union(FITTED, _OF_STUDENT)
-    )
-)
-# NeMo's names: {NeMo's: (Megatron's, conversion of the value)}.
-RENAMED = {
-    "bias": ("add_bias_linear", bool),
-    "activation": ("swiglu", lambda name: name in ("swiglu", "fast-swiglu")),
-    "encoder_seq_length": ("seq_length", int),
-    **dict.fromkeys(EPSILONS, (EPSILONS[0], float)),
-    "rotary_base": ("rotary_base", int),
-    "rotary_percentage": ("rotary_percent", float),
-    "share_embeddings_and_output_weights": ("untie_embeddings_and_output_weights", lambda x: not x),
-    "num_moe_experts": ("num_experts", int),
-    "normalization": ("normalization", lambda name: {"rmsnorm": "RMSNorm"}.get(name, name)),
-}
+from ..checkpointing import accept_other_names, load_teacher
+from . import releases
 
 
 def model_provider(
-    pre_process: bool = True, post_process: bool = True, parallel_output: bool = True
+    pre_process: bool | None = True,
+    post_process: bool | None = True,
+    parallel_output: bool = True,
+    vp_stage: int | None = None,
+    config: TransformerConfig | None = None,
+    pg_collection: ProcessGroupCollection | None = None,
 ) -> MCoreGPTModel:
-    """Build the student of upstream's arguments, with its teacher if one is given.
+    """Build this rank's part of the model of upstream's arguments; its layers get their names.
 
-    pre_process and post_process say whether the embedding and the output layer are part of it;
-    with parallel_output each tensor rank keeps its part of the logits.
+    Its ModelOpt state is that of the checkpoint that will be loaded, if there is one; the weights
+    there may have other names (`accept_other_names`). With a teacher in the arguments the model is
+    a student with its teacher.
+
+    Args:
+        pre_process: whether the embedding is part of it; None lets the pipeline stage decide.
+        post_process: the same for the output layer.
+        parallel_output: each tensor rank keeps its part of the logits.
+        vp_stage: the chunk of an interleaved pipeline.
+        config: that of the arguments, if it was built before.
+        pg_collection: not read; upstream's trainer passes that of the arguments.
 
     Raises:
+        CheckpointError: ModelOpt's state of the checkpoint cannot be restored.
         DistillationError: as `distilled`.
     """
+    del pg_collection
     args = get_args()
-    student = build_model(gpt_config_from_args(args), pre_process, post_process, parallel_output)
-    return distilled(student, args)
-
-
-def build_model(
-    config: GPTModelConfig, pre_process: bool, post_process: bool, parallel_output: bool
-) -> MCoreGPTModel:
-    """Return this rank's part of the model; its layers may differ."""
-    config.parallel_output = parallel_output
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    builder = config.get_builder_cls()(config)
-    return builder.build_model(groups, pre_process=pre_process, post_process=post_process)
+    model = releases.build_gpt(
+        args,
+        pre_process=pre_process,
+        post_process=post_process,
+        parallel_output=parallel_output,
+        vp_stage=vp_stage,
+        config=config,
+    )
+    accept_other_names(model)
+    model = distilled(modelopt.restore(model, args), args)
+    label_layers(model)
+    engine.prepare([model], args)
+    return model
 
 
 def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
     """Attach the teacher in `args` to `student`; return the changed model.
 
-    The student has ModelOpt's state if its own checkpoint has one. Without a teacher nothing else
-    changes. With --export-kd-finalize, modules that a distillation added are removed.
+    Without a teacher nothing changes. With --export-kd-finalize, modules that a distillation added
+    are removed.
 
     Raises:
         DistillationError: the teacher is missing, does not fit, or the configuration is wrong.
     """
-    (student,) = modelopt.restore([student], args)
-    if args.export_kd_finalize:
-        is_distilled = isinstance(student, mtd.DistillationModel)
-        return mtd.export(student) if is_distilled else student
-    if not getattr(args, TEACHER_ARG):
+    teacher_folder = getattr(args, TEACHER_ARG, None)
+    if getattr(args, "export_kd_finalize", False):
+        return finalized(student)
+    if not teacher_folder:
         return student
+    import modelopt.torch.distill as mtd  # takes seconds
+
+    from ..algos.distillation import (
+        adjust_distillation_model_for_mcore,
+        check_layers,
+        load_distillation_config,
+    )
+    from .teacher_config import load_teacher_config
+
     check_run(args)
-    teacher_args = load_teacher_config(getattr(args, TEACHER_ARG), args)
+    teacher_args = load_teacher_config(teacher_folder, args)
     config = load_distillation_config(
-        args.export_kd_cfg, student.config, gpt_config_from_args(teacher_args).transformer
+        args.export_kd_cfg, student.config, core_transformer_config_from_args(teacher_args)
     )
     if not config["skip_lm_loss"]:
         check_lm_loss(args)
@@ -117,12 +101,19 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
     )
 
 
+def finalized(student: MCoreGPTModel) -> MCoreGPTModel:
+    """Return the student without the modules that a distillation added."""
+    import modelopt.torch.distill as mtd  # takes seconds
+
+    return mtd.export(student) if isinstance(student, mtd.DistillationModel) else student
+
+
 def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreGPTModel:
     """Build the teacher with the weights of its checkpoint, frozen and unquantized.
 
     `config` are the arguments from `load_teacher_config`; `model_kwargs` those of `model_provider`.
     """
-    teacher = build_model(gpt_config_from_args(config), **model_kwargs)
+    teacher = releases.build_gpt(config, **model_kwargs)
     load_teacher(teacher, get_args())
     return exempt(teacher.requires_grad_(False).eval())
 
@@ -152,92 +143,4 @@ def check_lm_loss(args: Namespace) -> None:
         raise DistillationError(
             f"The {impl} fused cross-entropy overwrites the compared logits",
             expected="no --cross-entropy-loss-fusion, or skip_lm_loss: true",
-        )
-
-
-def load_teacher_config(folder: str, args: Namespace) -> Namespace:
-    """Return the arguments of the teacher in `folder`: its architecture, otherwise the student's.
-
-    The architecture comes from model_config.yaml, in Megatron's or NeMo's names, or, without such a
-    file, from the arguments in the checkpoint.
-
-    Raises:
-        DistillationError: the checkpoint is missing or does not describe the teacher; its
-            vocabulary or its sequence length does not fit the student's.
-        CheckpointError: an argument is unknown, of another kind or out of range.
-    """
-    if checkpoint_folder(folder) is None:
-        raise DistillationError(
-            f"{folder} has no checkpoint of a teacher",
-            expected=f"{TRACKER} in it, and the folder that it names",
-        )
-    path = Path(folder) / MODEL_CONFIG
-    given = _read_yaml(path) if path.exists() else _read_checkpoint(folder)
-    missing = [name for name in NEEDED if given.get(name) is None]
-    if missing:
-        raise DistillationError(
-            f"{folder} does not give the teacher's {', '.join(missing)}",
-            expected=f"{', '.join(NEEDED)} in {MODEL_CONFIG} next to its checkpoint",
-        )
-    _check_fit(given, args)
-    teacher = copy(args)
-    # The student's value would be wrong; upstream derives it from the teacher's sizes.
-    teacher.kv_channels = None
-    vars(teacher).update({name: given[name] for name in ARCHITECTURE if name in given})
-    return teacher
-
-
-def _read_checkpoint(folder: str) -> dict[str, Any]:
-    help = f"Describe the teacher in {folder}/{MODEL_CONFIG}"
-    saved = read_arguments(folder)
-    return model_arguments(saved, f"The teacher in {folder}", help=help) if saved else {}
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    content = read_mapping(path, ", ".join(NEEDED))
-    given: dict[str, Any] = {}
-    translate: Any
-    for name, value in content.items():
-        ours, translate = RENAMED.get(name, (name, lambda x: x))
-        try:
-            given[ours] = value if value is None else translate(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise DistillationError(f"{path} has {name} = {value!r:.80}: {error}") from error
-    _check_spelling(path, given)
-    check_kinds({name: value for name, value in given.items() if value is not None}, path)
-    given |= {name: given[EPSILONS[0]] for name in EPSILONS if EPSILONS[0] in given}
-    layers = given.get("heterogeneous_layers_config_path")
-    if layers:
-        given["heterogeneous_layers_config_path"] = str(path.parent / layers)
-        given["heterogeneous_layers_config_encoded_json"] = None
-    if given.get("num_query_groups"):
-        given["group_query_attention"] = True
-    return given
-
-
-def _check_spelling(path: Path, given: Mapping[str, Any]) -> None:
-    """Raise DistillationError for a misspelled name; a NeMo file may have unknown names."""
-    known = (*ARCHITECTURE, *FITTED)
-    for name in given:
-        near = difflib.get_close_matches(str(name), known, n=1, cutoff=0.92)
-        if near and name not in known:
-            raise DistillationError(f"{path} has the unknown key {name}", expected=near[0])
-
-
-def _check_fit(given: Mapping[str, Any], args: Namespace) -> None:
-    # Padding depends on the layout: compare it only if the vocabulary sizes are not known.
-    sizes = [(n, given.get(n), getattr(args, n, None)) for n in ("vocab_size", "padded_vocab_size")]
-    for name, theirs, ours in [size for size in sizes if size[1] and size[2]][:1]:
-        if theirs != ours:
-            raise DistillationError(
-                f"The teacher's {name} is {theirs}, the student's {ours}",
-                expected="the same vocabulary, because logits are compared",
-                help="Train both with the same tokenizer",
-            )
-    longest = given.get("max_position_embeddings") or given.get("seq_length")
-    if longest and longest < args.seq_length:
-        raise DistillationError(
-            f"The teacher has {longest} positions, a student's sequence {args.seq_length} tokens",
-            expected="a teacher with sequences at least as long as the student's",
-            help=f"Pass --seq-length {longest}",
         )

@@ -27,7 +27,8 @@ def folder(tmp_path):
 
 
 def of(load=None, **rest):
-    return Namespace(**{"load": load and str(load), "save": None, **rest})
+    kept = {"save": None, "virtual_pipeline_model_parallel_size": None}
+    return Namespace(**{"load": load and str(load), **kept, **rest})
 
 
 def test_the_pretrained_model_counts_until_the_run_has_a_checkpoint(folder, tmp_path):
@@ -45,20 +46,20 @@ def test_the_pretrained_model_counts_until_the_run_has_a_checkpoint(folder, tmp_
 
 def test_without_a_state_nothing_happens_and_no_file_to_verify(folder, monkeypatch):
     monkeypatch.setattr(modelopt, "newest", lambda args: pytest.fail("was looked at"))
-    chunks = [Linear(2, 2)]
-    assert modelopt.restore(chunks, of(folder("plain", 4))) is chunks
-    assert modelopt.restore(chunks, of()) is chunks
+    model = Linear(2, 2)
+    assert modelopt.restore(model, of(folder("plain", 4))) is model
+    assert modelopt.restore(model, of()) is model
 
 
 def test_the_state_of_another_iteration_is_not_this_ones(folder):
-    chunks = [Linear(2, 2)]
-    assert modelopt.restore(chunks, of(folder("some", 2, 4, states=[2]))) is chunks
+    model = Linear(2, 2)
+    assert modelopt.restore(model, of(folder("some", 2, 4, states=[2]))) is model
 
 
 def test_interleaved_chunks_are_refused(folder):
-    args = of(folder("some", 4, states=[4]))
+    args = of(folder("some", 4, states=[4]), virtual_pipeline_model_parallel_size=2)
     with pytest.raises(CheckpointError, match="--num-layers-per-virtual-pipeline-stage"):
-        modelopt.restore([Linear(2, 2), Linear(2, 2)], args)
+        modelopt.restore(Linear(2, 2), args)
 
 
 def test_a_state_that_would_run_something_is_refused(folder):
@@ -66,7 +67,7 @@ def test_a_state_that_would_run_something_is_refused(folder):
     # A pickle that says os.system.
     (checkpoints.newest(args) / modelopt.STATE / ".metadata").write_bytes(b"cos\nsystem\n.")
     with pytest.raises(CheckpointError, match=r"would run os\.system"):
-        modelopt.restore([Linear(2, 2)], args)
+        modelopt.restore(Linear(2, 2), args)
 
 
 def test_nothing_is_saved_of_a_plain_model(tmp_path, monkeypatch):

@@ -192,18 +192,24 @@ def test_a_model_of_the_parser_is_taken_as_it_is():
     check_kinds(parsed | SIZES, "CHECKPOINT")
 
 
+# Arguments of older releases, and of checkouts with megatron.post_training.
+ELSEWHERE = {"hybrid_attention_ratio", "hybrid_mlp_ratio", "export_model_type"}
+
+
 def test_the_table_lists_the_arguments_of_the_parser():
     """test_published_models.py does the same for those that validation adds."""
-    groups = (TABLE.no_effect[group] for group in ("trainer", "records", "older_releases"))
-    not_parsed = frozenset().union(*groups) | {"hybrid_attention_ratio", "hybrid_mlp_ratio"}
+    groups = (
+        TABLE.no_effect[group]
+        for group in ("trainer", "records", "older_releases", "post_training")
+    )
+    not_parsed = frozenset().union(*groups, ELSEWHERE)
     ours = {action.dest for action in add_modelopt_args(ArgumentParser(add_help=False))._actions}
     assert upstream_parser().keys() | ours == TABLE.names - not_parsed
 
 
 def test_each_argument_that_is_taken_has_a_kind():
-    older = {"hybrid_attention_ratio", "hybrid_mlp_ratio"}
-    assert TABLE.taken - all_kinds().keys() == older
-    assert older & upstream_parser().keys() == set()
+    assert TABLE.taken - all_kinds().keys() == ELSEWHERE
+    assert ELSEWHERE & upstream_parser().keys() == set()
 
 
 @pytest.mark.parametrize("name", sorted(TABLE.needed))

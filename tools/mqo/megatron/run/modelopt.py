@@ -25,23 +25,23 @@ QUANTIZE_MODE = "quantize"  # of ModelOpt's state
 _QUANTIZER = "modelopt.torch.quantization"
 
 
-def restore(chunks: list[Module], args: Namespace) -> list[Module]:
-    """Change this rank's `chunks` as ModelOpt changed the model that upstream will load.
+def restore(model: Module, args: Namespace) -> Module:
+    """Change this rank's `model` as ModelOpt changed the model that upstream will load.
 
-    Call this before the chunks are wrapped and the weights are loaded, because it adds the modules
+    Call this before the model is wrapped and the weights are loaded, because it adds the modules
     that need them. Without a state in the checkpoint nothing changes. A collective.
 
     Raises:
-        CheckpointError: there are several chunks, which ModelOpt does not support; or the file
+        CheckpointError: the pipeline is interleaved, which ModelOpt does not support; or the file
             would run code that no checkpoint needs.
     """
     folder = load_folder(args)
     if folder is None or not any(folder.glob(f"*/{STATE}")):
-        return chunks
+        return model
     checkpoint = newest(args)
     if checkpoint is None or not (checkpoint / STATE).is_dir():
-        return chunks
-    if len(chunks) > 1:
+        return model
+    if args.virtual_pipeline_model_parallel_size:
         raise CheckpointError(
             f"{checkpoint} has ModelOpt's state, and the pipeline is interleaved. Expected: one "
             "chunk of layers per rank. Leave out --num-layers-per-virtual-pipeline-stage"
@@ -51,9 +51,9 @@ def restore(chunks: list[Module], args: Namespace) -> list[Module]:
 
     make_portable()
     with typed_errors():
-        restore_sharded_modelopt_state(chunks, str(checkpoint))
+        restore_sharded_modelopt_state([model], str(checkpoint))
     _keep_name(args, checkpoint)
-    return chunks
+    return model
 
 
 def save(chunks: list[Module], checkpoint: str, ckpt_format: str) -> None:

@@ -90,20 +90,20 @@ def read_arguments(job: RankJob) -> tuple[Any, Any]:
     # Reruns compare values, and there are none.
     data = ["--mock-data", "--tokenizer-type", "NullTokenizer", "--rerun-mode", "disabled"]
     sys.argv[1:] = [*job.flags, *data, *fake]
-    import pretrain_gpt
-    from megatron.training.argument_utils import pretrain_cfg_container_from_args
-    from megatron.training.arguments import parse_and_validate_args
+    from megatron.inference.gpt import releases
+    from megatron.inference.gpt.batches import check_documents
+    from megatron.inference.gpt.model_provider import model_provider
     from megatron.training.initialize import initialize_megatron
 
     import mqo.megatron.hooks
 
     program = teacher.program(job.flags)
-    args = parse_and_validate_args(extra_args_provider=program.extra_args)
+    args = releases.parse(program.extra_args)
     args.load = args.save = args.pretrained_checkpoint = None
-    pretrain_gpt.check_documents(args)
+    check_documents(args)
     mqo.megatron.hooks.before_model(args)
     mqo.megatron.hooks.check_available(args)
-    container = pretrain_cfg_container_from_args(args, program.configure(args))
+    container = releases.container(args, model_provider)
     initialize_megatron()
     return container, program.forward_step
 

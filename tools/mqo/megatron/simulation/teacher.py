@@ -1,17 +1,15 @@
 """Find the program for a run's flags: pretrain_gpt.py, or distill_gpt.py with a teacher."""
 
-from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 TEACHER = "--export-kd-teacher-load"
 
 
 class Program(NamedTuple):
-    """The functions of a program: model configuration, forward step, and further flags."""
+    """What a program passes to the trainer: its forward step, and further flags."""
 
-    configure: Callable[[Namespace], Any]
     forward_step: Callable[..., tuple]
     extra_args: Callable | None = None
 
@@ -19,14 +17,15 @@ class Program(NamedTuple):
 def program(flags: Sequence[str]) -> Program:
     """Return the program for the flags."""
     if not any(word.partition("=")[0] == TEACHER for word in flags):
-        import pretrain_gpt
+        from megatron.inference.gpt import pretraining
 
-        return Program(lambda args: pretrain_gpt.model_config(), pretrain_gpt.forward_step)
+        return Program(pretraining.forward_step)
     import distill_gpt
     from megatron.inference.arguments import add_modelopt_args
-    from megatron.inference.gpt import model_provider
+    from megatron.inference.gpt import model_provider, teacher_config
 
     # Only a teacher's sizes are needed, so a folder that names them is enough.
-    model_provider.checkpoint_folder = Path
+    teacher_config.checkpoint_folder = Path
     model_provider.load_teacher = lambda teacher, args: teacher
-    return Program(distill_gpt.model_config, distill_gpt.forward_step, add_modelopt_args)
+    distill_gpt.balance_steps()
+    return Program(distill_gpt.forward_step, add_modelopt_args)

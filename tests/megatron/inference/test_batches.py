@@ -5,11 +5,11 @@ import torch
 
 
 @pytest.fixture
-def pretrain_gpt():
-    return pytest.importorskip("pretrain_gpt")
+def batches():
+    return pytest.importorskip("megatron.inference.gpt.batches")
 
 
-def test_the_flops_of_a_step_count_what_is_trained_on(pretrain_gpt, monkeypatch):
+def test_the_flops_of_a_step_count_what_is_trained_on(batches, monkeypatch):
     """Neither validation nor a first forward pass."""
     from megatron.training import training
 
@@ -17,7 +17,7 @@ def test_the_flops_of_a_step_count_what_is_trained_on(pretrain_gpt, monkeypatch)
     monkeypatch.setattr(training, "update_seqlen_stats_from_cu_seqlens", counted.append)
     batch = {"cu_seqlens": torch.tensor([[0, 3, 8]]), "max_seqlen": torch.tensor([5])}
     with torch.no_grad():
-        pretrain_gpt.packed_params(batch)
+        batches.packed_params(batch)
     assert not counted
-    assert pretrain_gpt.packed_params(batch).max_seqlen_q == 5
+    assert batches.packed_params(batch).max_seqlen_q == 5
     assert [ends.tolist() for ends in counted] == [[0, 3, 8]]
