@@ -5,11 +5,18 @@ import shutil
 import subprocess
 
 import pytest
+from mqo.launch import convert
+from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, resolve
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS
 
 pytest.importorskip("torch")
 pytest.importorskip("modelopt")
+import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
 from . import real_runs
 from .real_runs import SAVED, SAVED_HALFWAY, SHORT_STEPS, stats_of, tracked
 from .vendored_tree import PROJECT
@@ -75,6 +82,34 @@ def test_a_quantized_student_learns_its_teachers_logits(project, teacher):
     # The student has two layers, its teacher four.
     assert {row["layer"].split(".")[2] for row in rows if "layers" in row["layer"]} == {"0", "1"}
     assert not [row["layer"] for row in rows if "teacher" in row["layer"]]
+
+
+def stored(folder):
+    """{name: tensor} of a checkpoint's model, without what Megatron adds to a name's begin."""
+    reader = FileSystemReader(next(folder.glob("*/.metadata")).parent)
+    rows = reader.read_metadata().state_dict_metadata.items()
+    tensors = {
+        name: torch.empty(row.size, dtype=row.properties.dtype)
+        for name, row in rows
+        if isinstance(row, TensorStorageMetadata) and "optimizer" not in name
+    }
+    checkpoint.load(tensors, storage_reader=reader)
+    return tensors
+
+
+@pytest.mark.slow
+def test_a_finalized_student_has_its_weights_and_nothing_of_the_distillation(
+    project, teacher, pairs, tmp_path
+):
+    given = {"teacher": teacher, "distillation_config": pairs, "checkpoint": tmp_path / "student"}
+    real_runs.run(project, cell("bf16", flags=[*SIZES, "--train-samples", "4"], **given))
+    convert.finalize(project.tree, tmp_path / "student", tmp_path / "plain")
+    student, plain = stored(tmp_path / "student"), stored(tmp_path / "plain")
+    assert [name for name in student if "loss" in name]
+    assert not [name for name in plain if "loss" in name or "teacher" in name]
+    for name in {name for name in student if "loss" not in name} | plain.keys():
+        assert torch.equal(student[name], plain[name]), name
+    assert sorted(path.name for path in (tmp_path / "plain").iterdir()) == [TRACKER, "release"]
 
 
 @pytest.fixture(scope="module")

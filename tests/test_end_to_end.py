@@ -383,6 +383,9 @@ def test_another_megatron_on_the_path_is_refused(start, tmp_path):
 # -- a checkout of one's own -----------------------------------------------------------------------
 
 
+OWN_START = "if __name__ == '__main__':\n    main(time.time())"
+
+
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     """A git work tree with upstream's files and a program that knows nothing of runs, patched."""
@@ -391,18 +394,17 @@ def checkout(tmp_path_factory):
     for path in shared.upstream().files:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(shared.pristine(path))
-    program = (PROJECT.tree / "pretrain_gpt.py").read_text()
+    program = (PROJECT.tree / "megatron/inference/gpt/pretraining.py").read_text()
     for old, new in {
-        "import preflight  # isort: skip": "START = __import__('time').time()",
-        "preflight.PROGRAM_START": "START",
-        "preflight.disable_gc(__name__)\n": "",
+        "from . import": "from megatron.inference.gpt import",
+        "from .": "from megatron.inference.gpt.",
         "import mqo.megatron.hooks\n": "",
         "with mqo.megatron.hooks.recorded(get_tensorboard_writer()):": "if True:",
         "mqo.megatron.hooks.before_model(args)": "pass",
     }.items():
         assert old in program
         program = program.replace(old, new)
-    (root / "pretrain_gpt.py").write_text(program)
+    (root / "pretrain_gpt.py").write_text(f"{program}\n\n{OWN_START}\n")
     git = [
         "git",
         "-C",
@@ -421,7 +423,7 @@ def checkout(tmp_path_factory):
 @pytest.mark.slow
 def test_a_checkout_runs_by_its_own_program_with_the_runs_types(start, checkout):
     run = start("FA_linear_mxfp8", flags=TINY, megatron=checkout)
-    assert (run.source / "pretrain_gpt.py").read_text().count("START") == 2
+    assert (run.source / "pretrain_gpt.py").read_text().endswith(f"{OWN_START}\n")
     linear = "megatron/core/tensor_parallel/layers.py"
     assert (run.source / linear).read_text().count("custom_quant_type = 'mxfp8'") == 1
     assert "mxfp8" not in (checkout / linear).read_text()

@@ -45,6 +45,7 @@ INDEX = "index_text_document"
 # Sound command lines, `name: options`. Together they have every command.
 SOUND = f"""
     mqo apply: --tree tree
+    mqo convert finalize: checkpoint made --tree tree
     mqo convert hf-to-megatron: hf made
     mqo convert megatron-to-hf: checkpoint made --tokenizer words --dtype bf16
     mqo coverage: --model llama32-1b --mode FA_linear_mxfp8 --gemms all --tree tree

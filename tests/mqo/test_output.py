@@ -23,6 +23,7 @@ TARGETS = {
     ("snapshot", "target"): lambda link: ["snapshot", link],
     ("diff", "export"): lambda link: ["diff", "--export", link],
     ("convert hf-to-megatron", "target"): lambda link: ["convert", "hf-to-megatron", "x", link],
+    ("convert finalize", "target"): lambda link: ["convert", "finalize", "x", link],
     ("convert megatron-to-hf", "target"): lambda link: ["convert", "megatron-to-hf", "x", link],
     ("export", "target"): lambda link: ["export", "x", link],
     ("data prepare", "output"): lambda link: [

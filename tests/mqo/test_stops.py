@@ -96,6 +96,7 @@ def ended_cleanly(place, command, signum):
 COMMANDS = {
     "eval": (*MQO, "eval", "run", "--tree", "."),
     "generate": (*MQO, "generate", "run", "--prompt", "x", "--tree", "."),
+    "convert finalize": (*MQO, "convert", "finalize", "run", "new", "--tree", "."),
     "convert hf-to-megatron": (*MQO, "convert", "hf-to-megatron", "weights", "new", "--tree", "."),
     "convert megatron-to-hf": (*MQO, "convert", "megatron-to-hf", "run", "new", "--tree", "."),
     "a download": (

@@ -8,6 +8,7 @@ Plain transformers does not read the unified checkpoint: it ignores the scales, 
 wrong weights. Dequantized weights are for it.
 """
 
+import importlib.util
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from mqo.megatron.run.untrusted import read_json_object, read_safetensors_header
 from torch import Tensor, nn
 
 SHARD = "5GB"
+HYBRID = "megatron.core.models.hybrid"  # imported by ModelOpt's exporter of Hugging Face files
 DEQUANTIZED = "dequantized"
 # {format: programs that load its unified checkpoint}, from their documentation and ModelOpt's.
 # None of them was run here. ModelOpt's documentation names no program for the other formats.
@@ -59,6 +61,11 @@ def check(target: str, name: str, decoder: str | None, latent: bool) -> None:
         raise PtqError(
             f"The model is of the kind {kind}, but --decoder is {decoder}",
             expected=f"--decoder {kind}",
+        )
+    if target in ("hf", DEQUANTIZED) and importlib.util.find_spec(HYBRID) is None:
+        raise PtqError(
+            f"ModelOpt's exporter needs the package {HYBRID}, and this release has none",
+            expected="Megatron 0.18 or newer, or --export-format tensorrt_llm",
         )
     if target == "tensorrt_llm" and latent:
         raise PtqError(

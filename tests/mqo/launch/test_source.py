@@ -3,7 +3,7 @@
 import pytest
 from mqo.errors import EditedError, OverlayError
 from mqo.launch.config import resolve
-from mqo.launch.source import PROGRAM, ready_checkout, source_diff, take_source
+from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, source_diff, take_source
 from mqo.recipes.recipe import Recipe
 from mqo.runs import RunFolder
 
@@ -65,6 +65,14 @@ def test_a_checkout_edited_by_hand_is_refused_unless_that_is_allowed(checkout):
 def test_a_tree_without_a_program_is_no_full_checkout(patched):
     with pytest.raises(OverlayError, match=rf"{patched.tree.root} .*pretrain_gpt\.py"):
         ready_checkout(cell(), patched.tree.root, allow_edits=False)
+
+
+def test_a_run_without_the_program_that_distills_is_refused(checkout, folder):
+    types = {"fprop": "none", "dgrad": "none"}
+    wanted = cell(types=types, megatron=checkout.tree.root, teacher=checkout.tree.root)
+    tree = ready_checkout(wanted, checkout.tree.root, allow_edits=False)
+    with pytest.raises(OverlayError, match=DISTILLER):
+        take_source(folder, tree, checkout.series, wanted)
 
 
 def test_an_unpatched_checkout_is_refused(by_hand):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import literals
@@ -97,6 +99,15 @@ def test_the_trees_types_stay_in_files_that_are_made_anew(mini, target):
     shot = snapshot(tree, target, without=("new_engine",), series=mini.series)
     assert b"old_engine.check" in shot.tree.read(LAYERS)
     assert types_of(shot) == {"fprop": "mxfp8", "dgrad": "none"} == shot.types
+
+
+def test_leaving_out_an_entry_that_changed_nothing_is_an_error(patched, target):
+    unneeded = replace(patched.series["new_engine"], name="unneeded")
+    series = replace(patched.series, entries=(*patched.series.entries, unneeded))
+    with pytest.raises(OverlayError, match="--without") as error:
+        snapshot(patched.tree, target, without=("unneeded",), series=series)
+    assert "the patch" in str(error.value)
+    assert not target.exists()
 
 
 def test_leaving_out_an_unknown_entry_is_an_error(patched, target):

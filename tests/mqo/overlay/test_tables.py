@@ -104,6 +104,8 @@ TABLES = {
     "misspelt": (SERIES.replace("megatron/ours.py", "megatron/our.py"), "'megatron/our.py'"),
     "outside": (SERIES.replace("megatron/ours.py", "megatron/../../victim"), "files has"),
     "absolute": (SERIES.replace("megatron/ours.py", "/etc"), "files has '/etc'"),
+    "hidden": (SERIES.replace("megatron/ours.py", ".mqo/objects"), "files has '.mqo/objects'"),
+    "git's": (SERIES.replace("megatron/ours.py", ".git/hooks"), "files has '.git/hooks'"),
     "whole tree": (SERIES.replace("megatron/ours.py", "."), "files has '.'"),
     "upstream's": (SERIES.replace("megatron/ours.py", "megatron/core"), "files has"),
     "no files": (SERIES.replace('["megatron/ours.py"]', "[]"), "'ours': files = []"),

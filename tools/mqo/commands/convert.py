@@ -1,4 +1,4 @@
-"""`mqo convert`: convert weights from and to Hugging Face's format."""
+"""`mqo convert`: convert weights from and to Hugging Face's format, and finalize students."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from mqo.output import target_of
 from mqo.terminal import emit
 
 convert = typer.Typer(
-    name="convert", help="Convert weights from and to Hugging Face's format.", no_args_is_help=True
+    name="convert",
+    help="Convert weights from and to Hugging Face's format, and finalize a student.",
+    no_args_is_help=True,
 )
 
 
@@ -26,6 +28,20 @@ def hf_to_megatron(
 ) -> None:
     """Make a checkpoint that a training starts from."""
     from mqo.launch.convert import hf_to_megatron as make
+
+    result = make(root_of(tree), source.resolve(), target_of(target), stderr())
+    emit("convert", result, "\n".join(result.lines()), as_json)
+
+
+@convert.command()
+def finalize(
+    source: Annotated[Path, typer.Argument(help="A distillation's run or checkpoint folder.")],
+    target: Annotated[Path, typer.Argument(help="A new folder for the checkpoint.")],
+    as_json: JsonOption = False,
+    tree: TreeOption = None,
+) -> None:
+    """Make a plain model's checkpoint of a student, without projections and optimizer."""
+    from mqo.launch.convert import finalize as make
 
     result = make(root_of(tree), source.resolve(), target_of(target), stderr())
     emit("convert", result, "\n".join(result.lines()), as_json)

@@ -124,6 +124,21 @@ def megatron_to_hf(
     return Converted(str(target), notes=checkpoint.notes)
 
 
+def finalize(tree: Path, source: Path, target: Path, report: Say = lambda line: None) -> Converted:
+    """Write the newest weights of a distilled student as a checkpoint of a plain model.
+
+    `source` is a run, or a folder of checkpoints. The checkpoint starts a training, or serves
+    programs that know nothing of distillation. `report` gets a line for each stage.
+    """
+    checkpoint = checkpoints_of(source)
+    require_tracker(checkpoint, ConvertError, f"a run that saved, or a folder with {TRACKER}")
+    with staged(target) as stage:
+        _run(
+            tree, ["finalize", str(checkpoint), str(stage), *platform_flags(Machine(1, 0))], report
+        )
+    return Converted(str(target))
+
+
 def trained(
     tree: Path,
     source: Path,

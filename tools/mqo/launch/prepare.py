@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shlex
 from pathlib import Path
 
 from mqo.data.pair_check import check_fit, check_prefix, is_there
@@ -20,7 +21,7 @@ from mqo.launch.length import check_length
 from mqo.launch.machine import Machine, detect
 from mqo.launch.naming import own_data
 from mqo.launch.plan import decides
-from mqo.launch.source import ready_checkout
+from mqo.launch.source import DISTILLER, ready_checkout
 from mqo.launch.upstream_flags import check_flags
 from mqo.matrix import tables
 from mqo.overlay.apply import Applied, apply, refuse_edits
@@ -129,10 +130,11 @@ def check_distillation(experiment: Experiment, megatron: Path | None) -> None:
         if experiment.distillation_config is not None:
             raise DataError("--distillation-config was given", expected="--teacher with it")
         return
-    if megatron is not None:
+    if megatron is not None and not (megatron / DISTILLER).is_file():
         raise DataError(
-            f"--teacher was given with --megatron {megatron}, which has no program that distills",
-            expected="--teacher without --megatron",
+            f"--teacher was given with --megatron {megatron}, which has no {DISTILLER}",
+            expected="a tree with the patch `programs`, which adds it (Megatron 0.17 or newer)",
+            help=f"Run `mqo apply --tree {shlex.quote(str(megatron))}`",
         )
     config = experiment.distillation_config
     if config is not None and not config.is_file():

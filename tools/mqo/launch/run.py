@@ -39,7 +39,7 @@ from mqo.launch.origin import sign
 from mqo.launch.plan import plan_layout
 from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
-from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, take_source, types_of
+from mqo.launch.source import program_of, ready_checkout, take_source, types_of
 from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -237,9 +237,9 @@ def build_command(
     source: Path,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the training command, which runs the program in `source`, and its variables."""
-    experiment, where = config.experiment, config.placement.cluster
+    where = config.placement.cluster
     flags = megatron_flags(config, machine, data, folder, project.cache / "indices")
-    program = str(source / (DISTILLER if experiment.teacher else PROGRAM))
+    program = str(source / program_of(config))
     alone = where.nnodes == where.nproc_per_node == 1
     start = [sys.executable, "-u"] if alone else _torchrun(where)
     share = max(1, machine.cores // max(1, where.nproc_per_node))

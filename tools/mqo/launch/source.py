@@ -35,7 +35,9 @@ def ready_checkout(config: RunConfig, path: Path, *, allow_edits: bool) -> Tree:
     if not (tree.root / PROGRAM).is_file():
         raise OverlayError(
             f"{tree.root} does not hold {PROGRAM}",
-            expected="a full Megatron-LM checkout; wheels of megatron-core do not have the program",
+            expected="a full Megatron-LM checkout, or one of Megatron 0.17 or newer with the patch "
+            "`programs`, which adds the file",
+            help=f"Run `mqo apply --tree {_quoted(tree)}`",
         )
     tree.settle()
     if tree.manifest() is None:
@@ -53,11 +55,26 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, config: RunConfig
         shot = Snapshot(tree, present, present)
     else:
         shot = snapshot(tree, folder.source, types=types, without=placed.without, series=series)
+        _check_program(shot.tree, config)
         if placed.megatron is None:
             bytecode.share(tree, folder.source)
     if tree.is_vendored or tree.is_checkout:
         folder.overlay_diff.write_text(tree_diff(tree, shot.tree), encoding="utf-8")
     return shot
+
+
+def program_of(config: RunConfig) -> str:
+    """Return the name of the program that trains."""
+    return DISTILLER if config.experiment.teacher else PROGRAM
+
+
+def _check_program(source: Tree, config: RunConfig) -> None:
+    program = program_of(config)
+    if not (source.root / program).is_file():
+        raise OverlayError(
+            f"The run's source has no {program}",
+            expected="--without no patch that adds the program",
+        )
 
 
 def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:

@@ -98,8 +98,9 @@ class SeriesTable:
 class Series:
     """All entries, in the order of application.
 
-    `ours` is the tree of this project. It already has the files of "add" entries, and imports the
-    installed mqo, so these files are copied only to other trees; without `ours`, to none.
+    `ours` is the folder of this project's own files, and `shared` the tree that all runs share. In
+    a clone both are one folder. The shared tree already has the files of "add" entries, and imports
+    the installed mqo, so these files are copied only to other trees; without `ours`, to none.
     `supported` is the range of upstream releases that the series was verified on, "" for
     any: it distinguishes a release that does not need an entry from one that was not tried.
     """
@@ -107,6 +108,7 @@ class Series:
     entries: tuple[Entry, ...]
     supported: str = ""
     ours: Path | None = None
+    shared: Path | None = None
 
     @classmethod
     def load(cls, folder: Path, ours: Path | None = None) -> Series:
@@ -126,7 +128,7 @@ class Series:
     @classmethod
     def of_project(cls, project: Project) -> Series:
         """Return the project's series, for its own tree and for others."""
-        return cls.load(project.patches, ours=project.ours)
+        return replace(cls.load(project.patches, ours=project.ours), shared=project.tree)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -170,7 +172,8 @@ class Series:
 
     def placed_files(self, entry: Entry, root: Path) -> dict[str, bytes]:
         """Return {path: content} of an "add" entry's files, for a tree at `root` without them."""
-        if self.ours is None or self.ours.resolve() == root.resolve():
+        own = [folder.resolve() for folder in (self.ours, self.shared) if folder]
+        if self.ours is None or root.resolve() in own:
             return {}
         return added_files(entry, self.ours)
 
@@ -213,8 +216,10 @@ def _check_files(entry: Entry, path: Path, where: str, ours: Path | None) -> Non
         raise refusal(path, f"{where}: {entry.source} does not exist", "the entry's patch")
     for name in entry.files:
         inside = PurePosixPath(name)
-        is_ours = inside.parts[:1] in (("megatron",), (FOLDER,)) and ".." not in inside.parts
-        if not is_ours or any(PurePosixPath(p).is_relative_to(inside) for p in PACKAGES):
+        first = inside.parts[0] if inside.parts else "."
+        hidden = first.startswith(".") and first != FOLDER  # .git, .mqo
+        outside = inside.is_absolute() or ".." in inside.parts
+        if hidden or outside or any(PurePosixPath(p).is_relative_to(inside) for p in PACKAGES):
             raise refusal(path, f"{where}: files has {name!r}", "such as 'megatron/extra.py'")
         start = runtime.origin(name) or (ours / name if ours else None)
         if start and not os.path.exists(start):  # noqa: PTH110 - false for any text

@@ -111,6 +111,12 @@ def _undo(tree: Tree, copy: Tree, manifest: Manifest, rest: Series) -> None:
     """Recompute the files that the left-out entries changed, from the rest of the series."""
     gone = set(manifest.names) - set(rest.names)
     touched = {path for name in gone for path in manifest.touched_by(name)}
+    if not touched:
+        names = ", ".join(sorted(gone)) or "the patch"
+        raise OverlayError(
+            f"Leaving out {names} has no effect, because it changed no file of {tree.root}",
+            expected="--without a patch that changed files; `mqo status` lists them",
+        )
     upstream = tree.upstream().files
     files = plan(rest, manifest.version, upstream, tree.pristine, only=touched)
     for path in touched:
