@@ -8,6 +8,7 @@ from textwrap import wrap
 from mqo.display import WIDTH
 from mqo.scale.devices import GIB, device, gib, usable
 from mqo.scale.memory import CONTEXT
+from mqo.simulate.native import ASSUMPTIONS, NativeEstimate
 from mqo.simulate.result import UNSEEN, Simulation, needed
 from mqo.simulate.roofline import Cost
 
@@ -28,6 +29,43 @@ def simulation_lines(simulation: Simulation) -> list[str]:
     head = [part for line in heading(simulation) for part in wrap(line, WIDTH)]
     answer_lines = [f"{question} {answer}" for question, answer in answers(simulation)]
     return [*head, "", *_memory(simulation), "", *_step(simulation), "", *answer_lines]
+
+
+def native_lines(estimate: NativeEstimate) -> list[str]:
+    """Return the text of an estimate on native hardware; each line with a figure says so."""
+    base, step, speedups = estimate.base_step, estimate.step(), estimate.speedups()
+    native, on = step.roofline, device(estimate.base.device)
+    before, after = estimate.base.need, estimate.need()
+    rows = [
+        ("matrix products, s", base.products.seconds, native.products.seconds),
+        ("other kernels, s", base.others.seconds, native.others.seconds),
+        ("  of these, quantizing operands, s", 0.0, step.quantizing.seconds),
+        ("exchanges, s", base.exchanging, native.exchanging),
+        ("a step if all that can overlap does, s", base.overlapped, native.overlapped),
+        ("a step if nothing overlaps, s", base.serial, native.serial),
+        ("memory of the fullest GPU, GiB", before / GIB, after / GIB),
+    ]
+    rates = [rate for rate in on.native if estimate.formats & set(rate.formats)]
+    quantization = estimate.config.quantization
+    head = [*heading(estimate.base), "", f"{'':52}{'bf16':>10}{'native':>10}"]
+    notes = [
+        f"estimated from a peak of {rate.tflops:,.0f} TFLOP/s in "
+        f"{', '.join(sorted(estimate.formats & set(rate.formats)))} "
+        f"({on.bf16_tflops:,.0f} in bf16); {rate.source}"
+        for rate in rates
+    ]
+    notes += [f"assumed: {text}" for text in ASSUMPTIONS]
+    return [
+        *wrap(f"estimated in native formats: {quantization.name}", WIDTH),
+        *(part for line in head for part in wrap(line, WIDTH, drop_whitespace=False) or [""]),
+        *(f"  estimated {name:40}{old:10.3f}{new:10.3f}" for name, old, new in rows),
+        "",
+        f"estimated speed-up: {max(speedups):.2f} to {min(speedups):.2f}",
+        f"estimated memory saved: {(before - after) / GIB:.1f} GiB ({1 - after / before:.0%})",
+        f"estimated bound of the native step: {native.bound}",
+        "",
+        *(part for note in notes for part in wrap(note, WIDTH, subsequent_indent="  ")),
+    ]
 
 
 def heading(simulation: Simulation) -> list[str]:
