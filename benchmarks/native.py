@@ -137,7 +137,7 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Estimate:
-    """A step in given types: of linear GEMMs without the output layer's, and of attention."""
+    """A step in given types: of linear GEMMs, with or without the output layer's; of attention."""
 
     base: Simulation
     linear: str
@@ -152,7 +152,10 @@ class Estimate:
         for rank in self.base.ranks:
             linear = uniform_types(rank, types)
             if not self.output:
-                linear = {key: row for key, row in linear.items() if key[0] != "output_layer"}
+                linear = {
+                    key: {NONE: 1.0} if key[0] == "output_layer" else row
+                    for key, row in linear.items()
+                }
             rooflines.append(native_step(rank, linear, types, device(self.base.device)).roofline)
         return max(rooflines, key=lambda roofline: roofline.computing)
 
@@ -343,7 +346,7 @@ llama31-8b, `standard`, on 64 b200. bf16 is the baseline. Loss: llama32-1b at a 
 to the unquantized loss, from the [loss study](../loss_study/README.md); of linear modes with "all
 GEMMs" from the [study](../study/README.md).
 
-| mode | memory claimed | estimated | speed claimed | estimated | accuracy claimed | loss, measured |
+| mode | memory claimed | estimated | speed claimed | estimated | accuracy | loss, measured |
 |---|---|---|---|---|---|---|"""
 SWEEP_HEAD = """\
 ## Attention or linear layers, by sequence length

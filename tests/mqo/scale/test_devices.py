@@ -23,8 +23,9 @@ def test_native_rates_are_dense_and_each_has_a_dated_source():
         assert set(listed) <= set(FORMATS), name
         for rate in row.native:
             assert "read 2026-11-26" in rate.source
+            expected = 2 if "fp8_block" in rate.formats else 4
             factor = rate.tflops / row.bf16_tflops
-            assert factor == pytest.approx(2 if "fp8_block" in rate.formats else 4), name
+            assert factor == pytest.approx(expected, rel=1e-3), name
 
 
 def test_a_format_has_the_rate_of_its_device_and_bf16_is_no_format():

@@ -229,7 +229,9 @@ def native_step(
             busy, moved = _product(work, pair, types, on)
         else:
             busy = moved = 0.0
-            for name, share in linear.get((work.layer, work.gemm), {NONE: 1.0}).items():
+            is_site = work.gemm in _sites(LINEAR)
+            row = linear[work.layer, work.gemm] if is_site else {NONE: 1.0}
+            for name, share in row.items():
                 sites = {site: _main_type(linear, work.layer, site) for site in _sites(LINEAR)}
                 spent, read = _product(work, name, sites, on)
                 busy, moved = busy + share * spent, moved + share * read
