@@ -45,7 +45,7 @@ def native_lines(estimate: NativeEstimate) -> list[str]:
         f"{'':52}{'bf16':>10}{'native':>10}",
         *_native_rows(estimate),
         "",
-        f"estimated speed-up: {low:.2f} if nothing overlaps, {high:.2f} if all that can overlap does",
+        f"estimated speed-up: {low:.2f} if nothing overlaps, {high:.2f} if all does that can",
         f"estimated memory saved: {(before - after) / GIB:.1f} GiB ({1 - after / before:.0%})",
         f"estimated bound of the native step: {estimate.step().roofline.bound}",
         "",
