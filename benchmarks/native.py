@@ -3,8 +3,7 @@
     .venv/bin/python benchmarks/native.py benchmarks/results/native-2026-11-26.md
 
 Writes the page and a plot of the same name (.png). Every figure is an estimate of `mqo simulate
---native` but for those called published, claimed or measured. Simulations are cached below .cache;
-without the cache they take about half an hour on two cores.
+--native` but for those called published, claimed or measured. Simulations are cached below .cache.
 """
 
 from __future__ import annotations
@@ -254,7 +253,7 @@ def sweep(plot: Path) -> Iterator[str]:
                 }
                 for label, factor in row.items():
                     factors.setdefault((on, model, label), []).append(factor)
-                cells = [model, f"{length:,}"]
+                cells = [model, f"{length:,}" + " (!)" * (not simulation.fits)]
                 cells += [f"{share:.0%}" for share in shares(simulation).values()]
                 cells += [f"{factor:.2f}" for factor in row.values()]
                 yield f"| {' | '.join(cells)} | {answer(row)} |"
@@ -355,7 +354,8 @@ SWEEP_HEAD = """\
 TP 2 for llama31-8b, EP 8 for deepseek2_lite. Shares of the bf16 step and estimated speed-ups hold
 if nothing overlaps. Attention: QK and PV of the forward pass; its backward pass stays in bf16.
 Linear: fprop, dgrad and wgrad, also of the output layer. The answer is `both` if the second adds
-5 %, `neither` if both together bring less than 5 %.
+5 %, `neither` if both together bring less than 5 %. Lengths with (!) do not fit the GPU's memory in
+bf16 in this layout.
 
 ![estimated speed-ups over the sequence length]({plot})"""
 
