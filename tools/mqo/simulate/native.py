@@ -28,7 +28,7 @@ ASSUMPTIONS = (
     "a kernel of its own reads each bf16 operand once per micro-batch (twice if a scale needs the "
     "tensor's amax) and writes the codes for each GEMM; a Hadamard transform is part of it",
     "fused attention multiplies QK and PV at the rates of their formats; few libraries have such "
-    "kernels, and none is known for QK alone; its backward pass is in bf16",
+    "kernels, and no known one quantizes only QK; its backward pass is in bf16",
     "weights stay in bf16, and exchanges send bf16",
     "a linear layer saves its input as codes if wgrad quantizes it; attention saves bf16",
 )
