@@ -263,3 +263,11 @@ def test_the_table_for_json_has_all_figures():
         assert speedups[kind] == pytest.approx(ratio)
     assert table["memory"]["native"] < table["memory"]["unquantized"]
     assert all(len(rate["source"]) > 20 for rate in table["rates"])
+
+
+def test_short_attention_takes_the_bytes_of_its_codes():
+    facts, count = rank(attention(length=16)), 32 * 16 * 128
+    codes = FORMATS["mxfp8"].packed_bytes
+    seconds = (8 - 3 * 2 + 3 * codes) * count / 8e12
+    native = step(facts, types(qk="mxfp8", pv="mxfp8")).roofline
+    assert native.products.seconds == pytest.approx(seconds)

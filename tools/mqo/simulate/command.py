@@ -20,6 +20,7 @@ from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.quant.formats import ATTENTION, SITES
 from mqo.scale.layout import Layout
+from mqo.scale.memory import BF16, WIDTH
 from mqo.simulate.jobs import RunJob, simulate
 from mqo.simulate.native import NativeEstimate, check_formats, formats_of
 from mqo.simulate.result import Simulation
@@ -94,6 +95,12 @@ def estimated(options: SimulationOptions, tree: Tree, say: Say) -> NativeEstimat
         MqoError: as `simulated`, or the device has no GEMMs in a format of the run.
     """
     run = prepared(options, tree)
+    if WIDTH[run.config.experiment.dtype] != BF16:
+        raise MqoError(
+            f"The run trains in {run.config.experiment.dtype}",
+            expected="bf16 or fp16 for --native",
+            help="Use --training-config standard, which trains in bf16",
+        )
     check_formats(formats_of(run.types.values()), options.device)
     base, mode = run.unquantized().simulate(say), run.linear_only().simulate(say)
     work = workload_of(run.config, run.machine, run.types)

@@ -47,7 +47,7 @@ def native_lines(estimate: NativeEstimate) -> list[str]:
         "",
         f"estimated speed-up: {low:.2f} if nothing overlaps, {high:.2f} if all does that can",
         f"estimated memory saved: {(before - after) / GIB:.1f} GiB ({1 - after / before:.0%})",
-        f"estimated bound of the native step: {estimate.step().roofline.bound}",
+        *wrap(f"estimated bound: {estimate.step().roofline.bound}", WIDTH),
         "",
         *_native_notes(estimate),
     ]
