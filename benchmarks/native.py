@@ -85,52 +85,17 @@ class Published(NamedTuple):
 
 
 EIGHT = "--global-batch-size 8 --tensor-model-parallel-size 1"
+SIXTEEN = "--micro-batch-size 2 --global-batch-size 16 --tensor-model-parallel-size 1"
+H100S, B200S = "Llama 3 8B, 8 x H100, micro-batch 1", "Llama 3 8B, 8 x B200 (power limited)"
+H100S_2 = "Llama 3.1 8B, 8 x H100 (96 GB, 500 W), micro-batch 2"
+GB200S = "Llama 3 70B, 64 x GB200, TP 2, PP 4, VP 5"
+B200_BF16, FP8 = (NONE, 8307.5), "fp8_tensor"
 PUBLISHED = (
-    Published(
-        TORCHAO,
-        "Llama 3 8B, 8 x H100, micro-batch 1",
-        "h100-80gb",
-        8,
-        ("none", 6150),
-        ("fp8_tensor", 7689.5),
-        EIGHT,
-    ),
-    Published(
-        TORCHTITAN,
-        "Llama 3.1 8B, 8 x H100 (96 GB, 500 W), micro-batch 2",
-        "h100-80gb",
-        8,
-        ("none", 6667),
-        ("fp8_tensor", 8532),
-        "--micro-batch-size 2 --global-batch-size 16 --tensor-model-parallel-size 1",
-    ),
-    Published(
-        TORCHAO,
-        "Llama 3 8B, 8 x B200 (power limited), micro-batch 1",
-        "b200",
-        8,
-        ("none", 8307.5),
-        ("fp8_tensor", 10417),
-        EIGHT,
-    ),
-    Published(
-        TORCHAO,
-        "Llama 3 8B, 8 x B200 (power limited), micro-batch 1",
-        "b200",
-        8,
-        ("none", 8307.5),
-        ("mxfp8", 9969),
-        EIGHT,
-    ),
-    Published(
-        BRIDGE,
-        "Llama 3 70B, 64 x GB200, TP 2, PP 4, VP 5",
-        "gb200",
-        64,
-        ("mxfp8", 3712),
-        ("nvfp4", 4864),
-        SHAPE_70B,
-    ),
+    Published(TORCHAO, H100S, "h100-80gb", 8, (NONE, 6150), (FP8, 7689.5), EIGHT),
+    Published(TORCHTITAN, H100S_2, "h100-80gb", 8, (NONE, 6667), (FP8, 8532), SIXTEEN),
+    Published(TORCHAO, B200S, "b200", 8, B200_BF16, (FP8, 10417), EIGHT),
+    Published(TORCHAO, B200S, "b200", 8, B200_BF16, ("mxfp8", 9969), EIGHT),
+    Published(BRIDGE, GB200S, "gb200", 64, ("mxfp8", 3712), ("nvfp4", 4864), SHAPE_70B),
 )
 
 
@@ -180,7 +145,7 @@ def main(target: Path) -> None:
 def published() -> Iterator[str]:
     """Yield the table of published and estimated speed-ups."""
     yield from PUBLISHED_HEAD.splitlines()
-    for row in PUBLISHED:
+    for number, row in enumerate(PUBLISHED, 1):
         per_node = 64 if row.device == "gb200" else 8
         simulation = base("llama31-8b", row.flags, row.device, row.gpus, per_node)
         slow, fast = (
@@ -188,7 +153,7 @@ def published() -> Iterator[str]:
             for name, _ in (row.slow, row.fast)
         )
         factor = row.fast[1] / row.slow[1]
-        cells = [f"{row.setting} ([{PUBLISHED.index(row) + 1}])"]
+        cells = [f"{row.setting} ([{number}])"]
         cells += [f"{name.replace(NONE, 'bf16')}: {speed:,.0f}" for name, speed in row[4:6]]
         cells.append(f"{factor:.2f}")
         for kind in ("serial", "overlapped"):
