@@ -59,6 +59,8 @@ def test_what_does_not_fit_exits_with_1(vendored, monkeypatch):
         ((*TINY, "--", "--global-batch-size", "7"), LayoutError),
         ((*TINY, "--nnodes", "2"), MqoError),
         ((*TINY, "-o", "no such folder/page.html"), MqoError),
+        ((*TINY, "--native", *FEEDS), MqoError),  # in fp32
+        ((*TINY, "--native", "-o", "page.html"), MqoError),
         ((*TINY, "--no-such-option"), MqoError),
         ((*TINY, "--distillation-config", "distill.yaml"), DataError),
         ((*TINY, "--", "--dataloader-inter-document-masking"), MqoError),
@@ -67,6 +69,24 @@ def test_what_does_not_fit_exits_with_1(vendored, monkeypatch):
 def test_what_cannot_be_is_refused_before_anything_runs(words, error):
     with pytest.raises(error):
         call(*words)
+
+
+def test_native_estimates_the_script_with_its_formats(vendored):
+    words = ("--training-config", "fast", "--device", "b200", "--native")
+    found = json.loads(call(*words, "--json", *FEEDS).stdout)
+    assert (found["mode"], found["formats"]) == ("FA_linear_mxfp8", ["mxfp8"])
+    assert found["estimated"] and found["fits"]
+    assert found["seconds"]["native"]["others"] > found["seconds"]["unquantized"]["others"]
+    assert found["memory"]["native"] == found["memory"]["unquantized"]
+    lines = call(*words, *FEEDS).stdout.splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert any(line.startswith("estimated speed-up: ") for line in lines)
+
+
+def test_native_names_the_format_that_a_device_lacks():
+    with pytest.raises(MqoError) as caught:
+        call("--training-config", "fast", "--device", "h100-80gb", "--native", *FEEDS)
+    assert caught.value.found == "h100-80gb has no GEMMs in mxfp8"
 
 
 @pytest.mark.slow

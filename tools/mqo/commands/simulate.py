@@ -38,6 +38,9 @@ def simulate(
     page: Annotated[
         Path | None, typer.Option("-o", "--out", help="Also write a page: an .html file.")
     ] = None,
+    native: Annotated[
+        bool, typer.Option("--native", help="Estimate a GPU that computes in the formats.")
+    ] = False,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
@@ -45,15 +48,21 @@ def simulate(
 
     Other arguments go to the script: its options, and Megatron's flags after `--`.
 
+    With --native the emulated quantizers are replaced by an estimate of GEMMs in the formats.
+
     Upstream's own program runs, with the script's flags and quant types, as a rank of each distinct
     pipeline stage; exit 1 if it does not fit.
     """
     from mqo.display import stderr
     from mqo.errors import MqoError
     from mqo.output import new_file, target_of
-    from mqo.simulate.command import SimulationOptions, simulated
-    from mqo.simulate.lines import simulation_lines
+    from mqo.simulate.command import SimulationOptions, estimated, simulated
+    from mqo.simulate.lines import native_lines, simulation_lines
 
+    if native and page is not None:
+        raise MqoError(
+            "--native has no page", expected="--native without --out, as text or with --json"
+        )
     if page is not None and not page.absolute().parent.is_dir():
         raise MqoError(
             f"The folder of {page} does not exist", expected="a file in an existing folder"
@@ -63,6 +72,11 @@ def simulate(
     options = SimulationOptions(
         script, tuple(context.args), tuple(context.obj), device, nodes, imbalance
     )
+    if native:
+        estimate = estimated(options, settled(tree), stderr())
+        text = "\n".join(native_lines(estimate))
+        emit("simulate", None, text, as_json, **estimate.as_table())
+        raise typer.Exit(0 if estimate.fits else 1)
     result = simulated(options, settled(tree), stderr())
     if page is not None:
         from mqo.simulate.page import page as render

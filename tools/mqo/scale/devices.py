@@ -7,9 +7,19 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from mqo.matrix.tables import pick
+from mqo.matrix.tables import NONE, pick
 
 GIB = 1 << 30
+
+
+class NativeRate(BaseModel):
+    """The dense peak rate of GEMMs whose operands have one of these formats."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tflops: float
+    formats: tuple[str, ...]
+    source: str
 
 
 class Device(BaseModel):
@@ -23,11 +33,22 @@ class Device(BaseModel):
     link_gbs: float
     network_gbs: float
     source: str
+    native: tuple[NativeRate, ...] = ()
 
     @property
     def memory(self) -> int:
         """Return the memory in bytes."""
         return int(self.memory_gib * GIB)
+
+    def native_rate(self, quant_type: str) -> NativeRate | None:
+        """Return the rate of GEMMs in a format; None if the GPU does not compute in it."""
+        return next((rate for rate in self.native if quant_type in rate.formats), None)
+
+    def tflops(self, quant_type: str) -> float:
+        """Return the peak TFLOP/s in a format that the GPU computes in; 'none' is bf16."""
+        rate = self.native_rate(quant_type)
+        assert rate or quant_type == NONE, f"no rate for {quant_type}"
+        return rate.tflops if rate else self.bf16_tflops
 
 
 def _read() -> dict[str, Device]:

@@ -91,8 +91,13 @@ def stage_memory(
     layout: Layout,
     stage: int,
     dtype: Dtype = "bf16",
+    *,
+    uneven: float | None = None,
 ) -> Memory:
-    """Return the memory of a GPU of a pipeline stage."""
+    """Return the memory of a GPU of a pipeline stage.
+
+    `uneven` is a rank's tokens for experts relative to an even share: UNEVEN by default.
+    """
     weights, width = rank_weights(model, layout, stage), WIDTH[dtype]
     count = weights.dense + weights.expert
     layers = layout.layers(model, stage)
@@ -100,7 +105,8 @@ def stage_memory(
     if layout.recompute == "core_attn":
         attention = "core_attn"
     tokens = training.micro_batch * training.sequence // (layout.tensor * layout.context)
-    uneven = UNEVEN if layout.expert > 1 else 1
+    if uneven is None:
+        uneven = UNEVEN if layout.expert > 1 else 1
     kept = [width * tokens * layer_values(model, i, attention, uneven=uneven) for i in layers]
     less = [layer_packed(model, i, attention, linear, uneven=uneven, width=width) for i in layers]
     again = max(kept) if layout.recompute == "full" else 0

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mqo.display import Say
 from mqo.errors import MqoError
 from mqo.launch import arguments as command_line
-from mqo.launch.config import RunConfig
-from mqo.launch.machine import imagined
-from mqo.launch.plan import layout_of, plan_layout
+from mqo.launch.config import Quantization, RunConfig
+from mqo.launch.machine import Machine, imagined
+from mqo.launch.plan import layout_of, plan_layout, workload_of
 from mqo.launch.prepare import check_distillation
 from mqo.launch.source import ready_checkout, types_of
+from mqo.matrix.tables import NONE, UNQUANTIZED
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
+from mqo.quant.formats import ATTENTION, SITES
+from mqo.scale.layout import Layout
+from mqo.scale.memory import BF16, WIDTH
 from mqo.simulate.jobs import RunJob, simulate
+from mqo.simulate.native import NativeEstimate, check_formats, formats_of
 from mqo.simulate.result import Simulation
 from mqo.simulate.script import arguments
 
@@ -38,8 +43,74 @@ class SimulationOptions:
     imbalance: float
 
 
+@dataclass(frozen=True)
+class PreparedRun:
+    """A run whose layout is known, on a machine; `types` are the quant types in its source."""
+
+    config: RunConfig
+    types: dict[str, str]
+    layout: Layout
+    machine: Machine
+    options: SimulationOptions
+    project: Project
+    tree: Tree
+
+    def simulate(self, say: Say) -> Simulation:
+        """Simulate the run."""
+        imbalance, device = self.options.imbalance, self.options.device
+        job = RunJob.from_config(self.config, self.machine, self.types, imbalance)
+        series = Series.of_project(self.project)
+        ranks = simulate(self.project, self.tree, series, job, say)
+        return Simulation(self.config, device, str(self.layout), imbalance, tuple(ranks))
+
+    def unquantized(self) -> PreparedRun:
+        """Return the same run without quantization, in the same layout."""
+        types = dict.fromkeys(SITES, NONE)
+        return self._quantized(Quantization(mode=UNQUANTIZED, types=types), types)
+
+    def linear_only(self) -> PreparedRun:
+        """Return the same run without types in attention, so that attention is fused."""
+        none = {site.name: NONE for site in SITES.values() if site.layer == ATTENTION}
+        types = self.types | none
+        return self._quantized(self.config.quantization.model_copy(update={"types": types}), types)
+
+    def _quantized(self, quantization: Quantization, types: dict[str, str]) -> PreparedRun:
+        config = self.config.model_copy(update={"quantization": quantization})
+        return replace(self, config=config, types=types)
+
+
 def simulated(options: SimulationOptions, tree: Tree, say: Say) -> Simulation:
     """Simulate the run of a script.
+
+    Raises:
+        MqoError: the script would refuse its arguments before it trains.
+    """
+    return prepared(options, tree).simulate(say)
+
+
+def estimated(options: SimulationOptions, tree: Tree, say: Say) -> NativeEstimate:
+    """Estimate the run of a script on a device that computes in its formats.
+
+    Raises:
+        MqoError: as `simulated`, or the device has no GEMMs in a format of the run.
+    """
+    run = prepared(options, tree)
+    if WIDTH[run.config.experiment.dtype] != BF16:
+        raise MqoError(
+            f"The run trains in {run.config.experiment.dtype}",
+            expected="bf16 or fp16 for --native",
+            help="Use --training-config standard, which trains in bf16",
+        )
+    check_formats(formats_of(run.types.values()), options.device)
+    base, mode = run.unquantized().simulate(say), run.linear_only().simulate(say)
+    work = workload_of(run.config, run.machine, run.types)
+    estimate = NativeEstimate(run.config, base, mode.ranks, run.types, work, run.layout)
+    check_formats(estimate.formats, options.device)
+    return estimate
+
+
+def prepared(options: SimulationOptions, tree: Tree) -> PreparedRun:
+    """Return the run of a script, ready to simulate.
 
     Raises:
         MqoError: the script would refuse its arguments before it trains.
@@ -66,9 +137,7 @@ def simulated(options: SimulationOptions, tree: Tree, say: Say) -> Simulation:
         [*planned.config.placement.layout, *planned.config.experiment.extra_flags],
         planned.config.placement.cluster.processes,
     )
-    job = RunJob.from_config(planned.config, machine, types, options.imbalance)
-    ranks = simulate(project, tree, Series.of_project(project), job, say)
-    return Simulation(planned.config, options.device, str(layout), options.imbalance, tuple(ranks))
+    return PreparedRun(planned.config, types, layout, machine, options, project, tree)
 
 
 def _refuse(config: RunConfig) -> None:

@@ -19,7 +19,7 @@ class Work(_Row):
     """An operation: FLOPs, and `size`, the bytes that it reads and writes.
 
     `shape` is (batch, m, n, k) for a product. `masked` is the share of FLOPs that a causal kernel
-    skips.
+    skips. `operands` are the numbers of elements of both operands, in attention of query and key.
     """
 
     layer: str
@@ -29,6 +29,7 @@ class Work(_Row):
     flops: int
     size: int
     masked: float
+    operands: tuple[int, int] = (0, 0)
 
 
 class Exchange(_Row):

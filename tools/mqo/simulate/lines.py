@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from textwrap import wrap
 
 from mqo.display import WIDTH
 from mqo.scale.devices import GIB, device, gib, usable
 from mqo.scale.memory import CONTEXT
+from mqo.simulate.native import ASSUMPTIONS, NativeEstimate
 from mqo.simulate.result import UNSEEN, Simulation, needed
 from mqo.simulate.roofline import Cost
 
@@ -28,6 +30,57 @@ def simulation_lines(simulation: Simulation) -> list[str]:
     head = [part for line in heading(simulation) for part in wrap(line, WIDTH)]
     answer_lines = [f"{question} {answer}" for question, answer in answers(simulation)]
     return [*head, "", *_memory(simulation), "", *_step(simulation), "", *answer_lines]
+
+
+def native_lines(estimate: NativeEstimate) -> list[str]:
+    """Return the text of an estimate in native formats; each line with a figure says so."""
+    low, high = estimate.speedups()
+    before, after = estimate.base.need, estimate.need()
+    named = replace(estimate.base, config=estimate.config)
+    head = [part for line in heading(named) for part in wrap(line, WIDTH)]
+    return [
+        *head,
+        "estimated in native formats, not measured",
+        "",
+        f"{'':52}{'bf16':>10}{'native':>10}",
+        *_native_rows(estimate),
+        "",
+        f"estimated speed-up: {low:.2f} if nothing overlaps, {high:.2f} if all does that can",
+        f"estimated memory saved: {(before - after) / GIB:.1f} GiB ({1 - after / before:.0%})",
+        *wrap(f"estimated bound: {estimate.step().roofline.bound}", WIDTH),
+        "",
+        *_native_notes(estimate),
+    ]
+
+
+def _native_rows(estimate: NativeEstimate) -> Iterator[str]:
+    base, step = estimate.base_step, estimate.step()
+    native = step.roofline
+    rows = (
+        ("matrix products, s", base.products.seconds, native.products.seconds),
+        ("other kernels, s", base.others.seconds, native.others.seconds),
+        ("  of these, quantizing operands, s", 0.0, step.quantizing.seconds),
+        ("exchanges, s", base.exchanging, native.exchanging),
+        ("a step if all that can overlap does, s", base.overlapped, native.overlapped),
+        ("a step if nothing overlaps, s", base.serial, native.serial),
+        ("memory of the fullest GPU, GiB", estimate.base.need / GIB, estimate.need() / GIB),
+    )
+    for name, before, after in rows:
+        yield f"  estimated {name:40}{before:10.3f}{after:10.3f}"
+
+
+def _native_notes(estimate: NativeEstimate) -> Iterator[str]:
+    """Yield the rates with their sources, and the assumptions."""
+    on = device(estimate.base.device)
+    notes = [f"assumed: {text}" for text in ASSUMPTIONS]
+    for rate in reversed(on.native):
+        if names := sorted(estimate.formats & set(rate.formats)):
+            peaks = (
+                f"{rate.tflops:,.0f} TFLOP/s in {', '.join(names)}, {on.bf16_tflops:,.0f} in bf16"
+            )
+            notes.insert(0, f"estimated from peaks of {peaks} ({rate.source})")
+    for note in notes:
+        yield from wrap(note, WIDTH, subsequent_indent="  ")
 
 
 def heading(simulation: Simulation) -> list[str]:

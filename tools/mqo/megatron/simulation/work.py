@@ -29,7 +29,8 @@ class Work(NamedTuple):
     For a product, `gemm` is its site, or else the operation, followed by " backward" in autograd's
     backward pass; `shape` is (batch, m, n, k), and `quant_type` is the type of its operands. For
     other operations `gemm` is the name of the operation or of a fused region, without shape and
-    FLOPs. `masked` is the share of FLOPs that a kernel skips because of a causal mask.
+    FLOPs. `masked` is the share of FLOPs that a kernel skips because of a causal mask. `operands`
+    are the numbers of elements of a product's operands, and of query and key in attention.
     """
 
     layer: str
@@ -39,6 +40,7 @@ class Work(NamedTuple):
     flops: int
     size: int
     masked: float = 0.0
+    operands: tuple[int, int] = (0, 0)
 
 
 class Tag(NamedTuple):
@@ -145,7 +147,8 @@ class Works:
         batch = left.shape[0] if left.dim() == 3 else 1  # groups are summed
         shape = (batch, left.shape[-2], right.shape[-1], left.shape[-1])
         named = self._named(call, left, right)
-        return Work(*named, shape, 2 * math.prod(shape), _moved(call))
+        operands = (left.numel(), right.numel())
+        return Work(*named, shape, 2 * math.prod(shape), _moved(call), operands=operands)
 
     def _named(self, call: Call, left: Tensor, right: Tensor) -> tuple[str, str, str | None]:
         """Return the layer, GEMM and type of a product."""
@@ -177,6 +180,7 @@ class Works:
             (5 if backward else 2) * 2 * math.prod(shape),
             _moved(call),
             masked=0.5 * _is_causal(call),
+            operands=(query.numel(), key.numel()),
         )
 
     def _attention_types(self) -> str:
