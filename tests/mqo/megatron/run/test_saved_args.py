@@ -193,15 +193,13 @@ def test_a_model_of_the_parser_is_taken_as_it_is():
 
 
 # Arguments of older releases, and of checkouts with megatron.post_training.
+NOT_PARSED = ("trainer", "records", "older_releases", "post_training")
 ELSEWHERE = {"hybrid_attention_ratio", "hybrid_mlp_ratio", "export_model_type"}
 
 
 def test_the_table_lists_the_arguments_of_the_parser():
     """test_published_models.py does the same for those that validation adds."""
-    groups = (
-        TABLE.no_effect[group]
-        for group in ("trainer", "records", "older_releases", "post_training")
-    )
+    groups = (TABLE.no_effect[name] for name in NOT_PARSED)
     not_parsed = frozenset().union(*groups, ELSEWHERE)
     ours = {action.dest for action in add_modelopt_args(ArgumentParser(add_help=False))._actions}
     assert upstream_parser().keys() | ours == TABLE.names - not_parsed
@@ -234,6 +232,14 @@ def test_an_older_hybrid_model_is_refused():
     assert "hybrid_mlp_ratio" not in taken(hybrid_mlp_ratio=0.0)
     with pytest.raises(CheckpointError, match="hybrid_mlp_ratio"):
         taken(hybrid_mlp_ratio=0.5)
+
+
+def test_the_arguments_that_a_checkout_adds_for_modelopt_are_known():
+    added = {"export_kv_cache_quant": "none", "export_real_quant_cfg": "None"}
+    added |= {"finetune_data_split": "train", "export_model_type": "GPTModel"}
+    assert not taken(**added).keys() & added.keys()
+    with pytest.raises(CheckpointError, match="export_model_type"):
+        taken(export_model_type="HybridModel")
 
 
 def test_layers_that_differ_bring_their_description(tmp_path):
