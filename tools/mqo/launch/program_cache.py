@@ -26,8 +26,8 @@ from mqo.program import ask
 from mqo.project import Project
 from mqo.untrusted import UntrustedFileError, read_json_object
 
-# What every program imports in addition to Megatron; other trees have none, or their own.
-OURS = ("preflight.py", "pretrain_gpt.py", "distill_gpt.py")
+# What programs import in addition to Megatron; other trees have none, their own, or older ones.
+OURS = ("preflight.py", "distill_gpt.py", "megatron/inference")
 
 
 @contextmanager
@@ -41,10 +41,19 @@ def source_of(
         snapshot(tree, source, types=types, without=without, series=series)
         bytecode.share(tree, source)
         for name in (*programs, *OURS):
-            (source / name).unlink(missing_ok=True)
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(project.ours / name, source / name)
+            for path in _files(project.ours / name):
+                target = source / path.relative_to(project.ours)
+                target.unlink(missing_ok=True)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
         yield source
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the path of a file, or those of the files in a folder."""
+    if path.is_file():
+        return [path]
+    return [p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
 
 
 def ask_cached(
