@@ -44,6 +44,7 @@ LARGE = TRAIN.replace("tiny", "standard")
 INDEX = "index_text_document"
 # Sound command lines, `name: options`. Together they have every command.
 SOUND = f"""
+    mqo adopt: --tree tree
     mqo apply: --tree tree
     mqo convert finalize: checkpoint made --tree tree
     mqo convert hf-to-megatron: hf made

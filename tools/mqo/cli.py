@@ -13,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from mqo.commands.adopt import adopt
 from mqo.commands.apply import apply
 from mqo.commands.convert import convert
 from mqo.commands.coverage import coverage
@@ -48,7 +49,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 _command: Callable[..., None]
-for _command in (vendor, apply, restore, status, diff, verify, snapshot):
+for _command in (vendor, apply, restore, status, diff, verify, snapshot, adopt):
     app.command()(_command)
 app.command(name="eval")(evaluate)
 for _command in (generate, sweep, report, perf):

@@ -39,9 +39,9 @@ def is_checkout(root: Path) -> bool:
 
 def read_commit(root: Path, revision: str = "HEAD") -> Commit:
     """Read a commit of the work tree at `root`; OverlayError if git cannot read it."""
-    commit = _git(root, "rev-parse", "--verify", f"{revision}^{{commit}}").decode().strip()
+    commit = git(root, "rev-parse", "--verify", f"{revision}^{{commit}}").decode().strip()
     blobs, others = {}, set()
-    for row in _git(root, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
+    for row in git(root, "ls-tree", "-r", "-z", "--full-tree", commit).split(b"\0")[:-1]:
         facts, _, name = row.partition(b"\t")
         mode, _, blob = facts.decode().split()
         path = name.decode("utf-8", "surrogateescape")
@@ -64,14 +64,20 @@ def _contents(root: Path, blobs: Mapping[str, str]) -> dict[str, bytes]:
     mark = secrets.token_hex(32)
     request = "".join(f"{blob} {path}\n" for path, blob in blobs.items())
     stdin = request.encode("utf-8", "surrogateescape")
-    answer = _git(root, "cat-file", f"--batch={mark}", "--filters", stdin=stdin)
+    answer = git(root, "cat-file", f"--batch={mark}", "--filters", stdin=stdin)
     contents = (part[:-1] for part in answer.split(f"{mark}\n".encode())[1:])  # less git's "\n"
     return dict(zip(blobs, contents, strict=True))
 
 
-def _git(root: Path, *arguments: str, stdin: bytes = b"") -> bytes:
+def git(root: Path, *arguments: str, stdin: bytes = b"", index: Path | None = None) -> bytes:
+    """Return what a git command on the work tree prints; `index` replaces the tree's own index.
+
+    Raises:
+        OverlayError: the command fails, or git is missing.
+    """
     command = ["git", "-C", str(root), *arguments]
     env = {name: value for name, value in os.environ.items() if name not in _ELSEWHERE}
+    env |= {"GIT_INDEX_FILE": str(index)} if index else {}
     try:
         done = process.run(command, input=stdin, env=env)
     except FileNotFoundError as error:

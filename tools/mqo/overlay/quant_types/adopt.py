@@ -1,0 +1,193 @@
+"""Replace the hand-made sites of a fork by those of the patches, with the same types.
+
+The fork is a git work tree. A commit on a branch of its own takes the hand-made code out, so git
+keeps the originals; the patches are applied to that branch as to any other checkout.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import shlex
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mqo.errors import EditedError, OverlayError
+from mqo.overlay import apply as overlay
+from mqo.overlay.checkout import git
+from mqo.overlay.plan import plan
+from mqo.overlay.quant_types import modifier
+from mqo.overlay.quant_types.by_hand import Cut, plain
+from mqo.overlay.quant_types.sites import METHODS
+from mqo.overlay.series import Series
+from mqo.overlay.tree import Tree
+from mqo.quant.formats import NONE, QUANT_TYPES
+from mqo.quant.source import VARIABLE
+
+BRANCH = "mqo-adopted"
+_SUBJECT = "Remove hand-made quantization sites"
+
+
+@dataclass(frozen=True)
+class Adoption:
+    """What an adoption takes out of the files, and the types that it sets."""
+
+    version: str
+    types: Mapping[str, str]
+    cuts: Mapping[str, Sequence[Cut]]
+    contents: Mapping[str, bytes]
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines to print."""
+        yield f"megatron-core {self.version}"
+        for path, cuts in self.cuts.items():
+            for cut in cuts:
+                yield f"  - {path}:{cut.first}-{cut.last}  {cut.what}"
+        for site, quant_type in self.types.items():
+            yield f"  + {site:5} {quant_type}"
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """An adoption that was made; `undo` are the commands that undo it."""
+
+    types: Mapping[str, str]
+    undo: tuple[str, ...]
+
+
+def planned(tree: Tree, series: Series) -> Adoption:
+    """Return what `adopt` would do; write nothing.
+
+    Raises:
+        OverlayError: the tree is no git work tree of Megatron, is patched, or holds hand-made
+            code in another form than `by_hand` describes; the error names file and line.
+        EditedError: a file with sites was changed since HEAD.
+        DriftError: the patches do not fit the rest of the tree.
+    """
+    _check_tree(tree)
+    old = {path: tree.pristine(path) for path in METHODS}
+    changed = [path for path, content in old.items() if tree.read(path) != content]
+    if changed:
+        raise EditedError(
+            f"{changed[0]} in {tree.root} differs from HEAD",
+            expected="files with sites as in HEAD, which keeps the originals",
+            help="Commit the change, or stash it with git",
+        )
+    results = {path: plain(path, content) for path, content in old.items()}
+    if not any(cuts for _, cuts in results.values()):
+        raise OverlayError(
+            f"{tree.root} holds no hand-made site",
+            expected=f"{VARIABLE} in {' or '.join(METHODS)}",
+            help=f"`mqo apply --tree {_quoted(tree)}` patches the tree",
+        )
+    contents = {path: content for path, (content, cuts) in results.items() if cuts}
+    upstream = tree.upstream()
+    files = plan(
+        series, upstream.version, upstream.files, lambda p: contents.get(p) or tree.pristine(p)
+    )
+    cuts = {path: tuple(cuts) for path, (_, cuts) in results.items() if cuts}
+    for path in contents:
+        _check_holders(path, old[path], cuts[path], contents[path], files[path].content)
+    return Adoption(upstream.version, _types(tree), cuts, contents)
+
+
+def adopt(tree: Tree, series: Series) -> Adopted:
+    """Take the hand-made sites out in a commit on BRANCH, apply the patches, and set the types."""
+    adoption = planned(tree, series)
+    before = git(tree.root, "rev-parse", "--abbrev-ref", "HEAD").decode().strip()
+    if before == "HEAD":
+        before = f"--detach {git(tree.root, 'rev-parse', 'HEAD').decode().strip()}"
+    commit = _commit(tree.root, adoption.contents)
+    git(tree.root, "switch", "--quiet", "--create", BRANCH, commit)
+    overlay.apply(Tree(tree.root), series)
+    chosen = {site: value for site, value in adoption.types.items() if value != NONE}
+    if chosen:
+        modifier.modify(tree.root, chosen)
+    place = _quoted(tree)
+    undo = (f"mqo restore --tree {place}", f"git -C {place} switch {before}")
+    return Adopted(adoption.types, (*undo, f"git -C {place} branch -D {BRANCH}"))
+
+
+def _check_tree(tree: Tree) -> None:
+    if not tree.is_checkout:
+        raise OverlayError(
+            f"{tree.root} is no git work tree of Megatron-LM",
+            expected="one, because git keeps the originals",
+            help="`git init`, `git add --all` and `git commit` make the folder one",
+        )
+    if tree.manifest() is not None:
+        raise OverlayError(
+            f"{tree.root} is patched by `mqo apply`", expected="a tree that was patched by hand"
+        )
+    if git(tree.root, "for-each-ref", f"refs/heads/{BRANCH}"):
+        raise OverlayError(
+            f"{tree.root} has the branch {BRANCH} already",
+            expected="no branch of that name, which an adoption makes",
+            help=f"`git -C {_quoted(tree)} branch -D {BRANCH}` deletes it",
+        )
+
+
+def _types(tree: Tree) -> dict[str, str]:
+    """Return {site: type} of the hand-made literals; OverlayError if one is not a type of ours."""
+    types = {}
+    for state in modifier.check(tree.root).sites:
+        site, value = state.site, state.type or NONE
+        if state.unknown or value not in QUANT_TYPES:
+            values = ", ".join(state.unknown) or site.note
+            raise OverlayError(
+                f"{site.path}:{site.line} does not give {site.name} one known type ({values})",
+                expected=f"one of {', '.join(QUANT_TYPES)}",
+                help=f"Set '{NONE}' if the fork does not quantize there",
+            )
+        types[site.name] = value
+    return types
+
+
+def _check_holders(path: str, old: bytes, cuts: Sequence[Cut], bare: bytes, patched: bytes) -> None:
+    """Refuse a class that held a site, stays in the file, and gets none from the patches."""
+    classes = {n.name: n for n in ast.parse(bare).body if isinstance(n, ast.ClassDef)}
+    nodes = [node for node in ast.parse(patched).body if isinstance(node, ast.ClassDef)]
+    sited = {node.name for node in nodes if _reads_literal(node)}
+    for node in ast.parse(old).body:
+        if not isinstance(node, ast.ClassDef) or node.name not in classes or node.name in sited:
+            continue
+        if any(node.lineno <= cut.first <= (node.end_lineno or 0) for cut in cuts):
+            raise OverlayError(
+                f"{path}:{node.lineno} {node.name} held sites, and the patches give it none",
+                expected=f"a copy of {' or '.join(sorted(sited)) or 'a class with sites'} that "
+                "differs from it only in the sites",
+                help="Correct the lines below, commit the change, and repeat the command",
+                detail=_difference(classes, sorted(sited), node.name),
+            )
+
+
+def _reads_literal(node: ast.ClassDef) -> bool:
+    return VARIABLE in (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+
+
+def _difference(classes: Mapping[str, ast.ClassDef], sited: Sequence[str], name: str) -> str:
+    if not sited or sited[0] not in classes:
+        return ""
+    first, second = (ast.unparse(classes[n]).splitlines()[1:] for n in (sited[0], name))
+    diff = difflib.unified_diff(first, second, sited[0], name, n=1, lineterm="")
+    return "\n".join(diff) + "\n"
+
+
+def _commit(root: Path, contents: Mapping[str, bytes]) -> str:
+    """Write a commit on HEAD with these contents, without touching the tree; return its id."""
+    with tempfile.TemporaryDirectory(prefix="mqo-adopt-") as folder:
+        index = Path(folder) / "index"
+        git(root, "read-tree", "HEAD", index=index)
+        for path, content in contents.items():
+            mode = git(root, "ls-files", "--stage", "--", path, index=index).split()[0].decode()
+            words = ("hash-object", "-w", "--stdin", f"--path={path}")
+            blob = git(root, *words, stdin=content).decode().strip()
+            git(root, "update-index", "--cacheinfo", f"{mode},{blob},{path}", index=index)
+        saved = git(root, "write-tree", index=index).decode().strip()
+        return git(root, "commit-tree", saved, "-p", "HEAD", "-m", _SUBJECT).decode().strip()
+
+
+def _quoted(tree: Tree) -> str:
+    return shlex.quote(str(tree.root))
