@@ -39,7 +39,7 @@ GemmTypes = Mapping[tuple[str, str], Mapping[str, float]]
 
 @dataclass(frozen=True)
 class NativeStep:
-    """A rank's step in native formats; `quantizing` is part of the roofline's other kernels."""
+    """A rank's step in native formats; `quantizing` is included in the other kernels."""
 
     roofline: Roofline
     quantizing: Cost

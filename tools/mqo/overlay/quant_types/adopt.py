@@ -44,7 +44,7 @@ class Adoption:
         yield f"megatron-core {self.version}"
         for path, cuts in self.cuts.items():
             for cut in cuts:
-                yield f"  - {path}:{cut.first}-{cut.last}  {cut.what}"
+                yield f"  - {path}:{cut.first}-{cut.last}  {cut.label}"
         for site, quant_type in self.types.items():
             yield f"  + {site:5} {quant_type}"
 
@@ -61,7 +61,7 @@ def planned(tree: Tree, series: Series) -> Adoption:
     """Return what `adopt` would do; write nothing.
 
     Raises:
-        OverlayError: the tree is no git work tree of Megatron, is patched, or holds hand-made
+        OverlayError: the tree is not a git work tree of Megatron, is patched, or holds hand-made
             code in another form than `by_hand` describes; the error names file and line.
         EditedError: a file with sites was changed since HEAD.
         DriftError: the patches do not fit the rest of the tree.
@@ -105,15 +105,15 @@ def adopt(tree: Tree, series: Series) -> Adopted:
     chosen = {site: value for site, value in adoption.types.items() if value != NONE}
     if chosen:
         modifier.modify(tree.root, chosen)
-    place = _quoted(tree)
-    undo = (f"mqo restore --tree {place}", f"git -C {place} switch {before}")
-    return Adopted(adoption.types, (*undo, f"git -C {place} branch -D {BRANCH}"))
+    folder = _quoted(tree)
+    undo = (f"mqo restore --tree {folder}", f"git -C {folder} switch {before}")
+    return Adopted(adoption.types, (*undo, f"git -C {folder} branch -D {BRANCH}"))
 
 
 def _check_tree(tree: Tree) -> None:
     if not tree.is_checkout:
         raise OverlayError(
-            f"{tree.root} is no git work tree of Megatron-LM",
+            f"{tree.root} is not a git work tree of Megatron-LM",
             expected="one, because git keeps the originals",
             help="`git init`, `git add --all` and `git commit` make the folder one",
         )
@@ -130,7 +130,7 @@ def _check_tree(tree: Tree) -> None:
 
 
 def _types(tree: Tree) -> dict[str, str]:
-    """Return {site: type} of the hand-made literals; OverlayError if one is not a type of ours."""
+    """Return {site: type} of the hand-made literals; OverlayError if one is not a known type."""
     types = {}
     for state in modifier.check(tree.root).sites:
         site, value = state.site, state.type or NONE

@@ -24,12 +24,12 @@ _Definition = ast.ClassDef | ast.FunctionDef
 
 @dataclass(frozen=True)
 class Cut:
-    """Lines of a file, counted from 1, that are replaced by `lines`; `what` tells the user."""
+    """Lines of a file, counted from 1, that are replaced by `lines`; `label` says what they are."""
 
     first: int
     last: int
     lines: tuple[bytes, ...]
-    what: str
+    label: str
 
 
 def plain(path: str, content: bytes) -> tuple[bytes, list[Cut]]:
@@ -97,8 +97,8 @@ def _site_cuts(path: str, body: list[ast.stmt], lines: list[bytes]) -> Iterator[
         yield Cut(chain.lineno, chain.end_lineno or 0, kept, "the chain, for its else")
 
 
-def _removed(node: ast.stmt, what: str) -> Cut:
-    return Cut(node.lineno, node.end_lineno or 0, (), what)
+def _removed(node: ast.stmt, label: str) -> Cut:
+    return Cut(node.lineno, node.end_lineno or 0, (), label)
 
 
 def _unread_imports(tree: ast.Module, cuts: list[Cut]) -> Iterator[ast.stmt]:
@@ -130,7 +130,9 @@ def _else_of(path: str, chain: ast.If) -> ast.stmt:
     while isinstance(node, ast.If) and _compares(node.test):
         for body in (node.body, node.orelse):
             if len(body) != 1:
-                raise _refusal(path, node.lineno, "has a branch without one statement, or no else")
+                raise _refusal(
+                    path, node.lineno, "has a branch of several statements, or lacks else"
+                )
         branches.append(node.body[0])
         node = node.orelse[0]
     for branch in branches:
@@ -169,14 +171,14 @@ def _twins(tree: ast.Module) -> dict[str, str]:
     """Return {name of a copy: name of the earlier definition that it equals}."""
     twins: dict[str, str] = {}
     definitions = [node for node in tree.body if isinstance(node, _Definition)]
-    found = True
-    while found:
-        found = False
+    grows = True
+    while grows:
+        grows = False
         for index, node in enumerate(definitions):
             for earlier in definitions[:index]:
                 is_new = node.name not in twins and earlier.name not in twins
                 if is_new and _as(node, earlier.name, twins) == _as(earlier, earlier.name, twins):
-                    twins[node.name], found = earlier.name, True
+                    twins[node.name], grows = earlier.name, True
     return twins
 
 
@@ -222,8 +224,8 @@ def _copy_cuts(tree: ast.Module, twins: dict[str, str]) -> list[Cut]:
         if _is_copy(node, twins):
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])
             name = getattr(node, "name", "")
-            what = f"{name}, a copy of {twins[name]}" if name else "an attribute of a copy"
-            cuts.append(Cut(first, node.end_lineno or 0, (), what))
+            label = f"{name}, a copy of {twins[name]}" if name else "an attribute of a copy"
+            cuts.append(Cut(first, node.end_lineno or 0, (), label))
     return cuts
 
 
