@@ -135,8 +135,8 @@ def test_the_command_shows_what_it_does_and_does_it_with_yes(fork, capsys, monke
         return capsys.readouterr().out
 
     shown = run()
-    assert f"{LAYERS}:" in shown
-    assert "fprop mxfp8" in shown
+    assert f"{LAYERS}\n" in shown
+    assert "fprop  mxfp8" in shown
     assert contents(root) == before
     assert f"branch -D {BRANCH}" in run("--yes")
     assert types(root) == TYPES

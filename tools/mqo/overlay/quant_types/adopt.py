@@ -41,12 +41,12 @@ class Adoption:
 
     def lines(self) -> Iterator[str]:
         """Yield the lines to print."""
-        yield f"megatron-core {self.version}"
+        yield f"megatron-core {self.version}; these lines would go:"
         for path, cuts in self.cuts.items():
-            for cut in cuts:
-                yield f"  - {path}:{cut.first}-{cut.last}  {cut.label}"
-        for site, quant_type in self.types.items():
-            yield f"  + {site:5} {quant_type}"
+            yield path
+            yield from (f"  {f'{cut.first}-{cut.last}':9}  {cut.label}" for cut in cuts)
+        yield "the sites of the patches would get these types:"
+        yield from (f"  {site:5}  {quant_type}" for site, quant_type in self.types.items())
 
 
 @dataclass(frozen=True)
