@@ -17,8 +17,9 @@ SERIES = Series.load(Project.here().patches)
 
 
 def places(entries):
-    """The packages of ours that these entries place: {"mqo.quant", ...}."""
-    names = {name.removeprefix(f"{FOLDER}/") for entry in entries for name in entry.files}
+    """The packages of the runtime that these entries place: {"mqo.quant", ...}."""
+    files = [name for entry in entries for name in entry.files if name.startswith(FOLDER)]
+    names = {name.removeprefix(f"{FOLDER}/") for name in files}
     return {name.replace("/", ".") for name in names if not name.endswith(".py")}
 
 

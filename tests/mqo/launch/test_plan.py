@@ -522,5 +522,5 @@ def test_a_device_is_for_dry_runs_and_an_unknown_one_lists_the_valid_ones():
         arguments.machine_of(of_script(NAMES[0], "--device", "h100-80gb"))
     made = arguments.machine_of(of_script(NAMES[0], "--device", "h200", "--dry-run"))
     assert (made.gpus, made.memory) == (8, DEVICES["h200"].memory)
-    with pytest.raises(UnknownNameError, match=r"a100-40gb, a100-80gb, b200, h100-80gb, h200"):
+    with pytest.raises(UnknownNameError, match=", ".join(sorted(DEVICES))):
         arguments.machine_of(of_script(NAMES[0], "--device", "h1000", "--dry-run"))
