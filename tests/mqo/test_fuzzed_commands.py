@@ -324,7 +324,9 @@ def try_commands(run, seeds):
 def test_the_sound_command_lines_are_carried_out(run):
     for command in commands():
         code, err = run(command.entry, [*command.name, *command.words])
-        assert code in (0, 1) or BEGUN in err, (command.name, command.words, err)
+        # The tree here is not a git work tree; quant_types/test_adopt.py has some.
+        refused = command.name == ("mqo", "adopt") and "git work tree" in err
+        assert code in (0, 1) or BEGUN in err or refused, (command.name, command.words, err)
 
 
 def test_a_damaged_command_line_is_no_traceback(run):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import difflib
 import shlex
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from mqo.overlay.quant_types.by_hand import Cut, plain
 from mqo.overlay.quant_types.sites import METHODS
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
+from mqo.process import temporary_folder
 from mqo.quant.formats import NONE, QUANT_TYPES
 from mqo.quant.source import VARIABLE
 
@@ -177,8 +177,8 @@ def _difference(classes: Mapping[str, ast.ClassDef], sited: Sequence[str], name:
 
 def _commit(root: Path, contents: Mapping[str, bytes]) -> str:
     """Write a commit on HEAD with these contents, without touching the tree; return its id."""
-    with tempfile.TemporaryDirectory(prefix="mqo-adopt-") as folder:
-        index = Path(folder) / "index"
+    with temporary_folder("mqo-adopt-") as folder:
+        index = folder / "index"
         git(root, "read-tree", "HEAD", index=index)
         for path, content in contents.items():
             mode = git(root, "ls-files", "--stage", "--", path, index=index).split()[0].decode()
