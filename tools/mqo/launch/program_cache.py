@@ -18,7 +18,7 @@ from typing import Any
 from mqo.launch import bytecode
 from mqo.launch.config import RunConfig
 from mqo.launch.options import ENVIRONMENT_VARIABLE
-from mqo.overlay.series import Series
+from mqo.overlay.series import Series, source_files
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
@@ -41,19 +41,12 @@ def source_of(
         snapshot(tree, source, types=types, without=without, series=series)
         bytecode.share(tree, source)
         for name in (*programs, *OURS):
-            for path in _files(project.ours / name):
+            for path in source_files(project.ours / name):
                 target = source / path.relative_to(project.ours)
                 target.unlink(missing_ok=True)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, target)
         yield source
-
-
-def _files(path: Path) -> list[Path]:
-    """Return the path of a file, or those of the files in a folder."""
-    if path.is_file():
-        return [path]
-    return [p for p in path.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
 
 
 def ask_cached(

@@ -186,12 +186,15 @@ def added_files(entry: Entry, root: Path) -> dict[str, bytes]:
     files = {}
     for name in entry.files:
         start = runtime.origin(name) or root / name
-        for path in (start, *sorted(start.rglob("*"))):
-            if path.is_file() and "__pycache__" not in path.parts:
-                files[(PurePosixPath(name) / path.relative_to(start)).as_posix()] = (
-                    path.read_bytes()
-                )
+        for path in source_files(start):
+            files[(PurePosixPath(name) / path.relative_to(start)).as_posix()] = path.read_bytes()
     return files
+
+
+def source_files(start: Path) -> list[Path]:
+    """Return the files in a folder, sorted, without bytecode; `start` itself if it is a file."""
+    paths = (start, *sorted(start.rglob("*")))
+    return [path for path in paths if path.is_file() and "__pycache__" not in path.parts]
 
 
 def _check_entry(entry: Entry, path: Path, where: str, above: Collection[str]) -> None:

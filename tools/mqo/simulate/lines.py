@@ -47,14 +47,14 @@ def native_lines(estimate: NativeEstimate) -> list[str]:
         "",
         f"estimated speed-up: {low:.2f} if nothing overlaps, {high:.2f} if all does that can",
         f"estimated memory saved: {(before - after) / GIB:.1f} GiB ({1 - after / before:.0%})",
-        *wrap(f"estimated bound: {estimate.step().roofline.bound}", WIDTH),
+        *wrap(f"estimated bound: {estimate.step.roofline.bound}", WIDTH),
         "",
         *_native_notes(estimate),
     ]
 
 
 def _native_rows(estimate: NativeEstimate) -> Iterator[str]:
-    base, step = estimate.base_step, estimate.step()
+    base, step = estimate.base_step, estimate.step
     native = step.roofline
     rows = (
         ("matrix products, s", base.products.seconds, native.products.seconds),

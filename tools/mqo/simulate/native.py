@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from mqo.errors import MqoError
@@ -69,6 +70,7 @@ class NativeEstimate:
         unnamed = {name for name in attention & FAMILIES.keys() if not FAMILIES[name].others}
         return linear | unnamed | set(formats_of(attention))
 
+    @cached_property
     def step(self) -> NativeStep:
         """Return the step of the rank whose kernels take longest."""
         on = device(self.base.device)
@@ -83,7 +85,7 @@ class NativeEstimate:
 
     def speedups(self) -> tuple[float, float]:
         """Return the factors between the steps: if nothing overlaps, and if all that can does."""
-        native, base = self.step().roofline, self.base_step
+        native, base = self.step.roofline, self.base_step
         return base.serial / native.serial, base.overlapped / native.overlapped
 
     def need(self) -> int:
@@ -113,7 +115,7 @@ class NativeEstimate:
 
     def as_table(self) -> dict[str, Any]:
         """Return the table for JSON."""
-        step, base, speedups = self.step(), self.base_step, self.speedups()
+        step, base, speedups = self.step, self.base_step, self.speedups()
         rates = [rate.model_dump() for rate in device(self.base.device).native]
         rooflines = {"unquantized": base, "native": step.roofline}
         return {
@@ -231,8 +233,8 @@ def native_step(
             busy = moved = 0.0
             is_site = work.gemm in _sites(LINEAR)
             row = linear[work.layer, work.gemm] if is_site else {NONE: 1.0}
+            sites = {site: _main_type(linear, work.layer, site) for site in _sites(LINEAR)}
             for name, share in row.items():
-                sites = {site: _main_type(linear, work.layer, site) for site in _sites(LINEAR)}
                 spent, read = _product(work, name, sites, on)
                 busy, moved = busy + share * spent, moved + share * read
         products += Cost(calls, work.flops * calls, work.size * calls, busy * calls)
@@ -262,9 +264,8 @@ def _product(work: Work, pair: str, types: Mapping[str, str], on: Device) -> tup
     names = (pair.split(" x ") * 2)[:2]
     site, moved, size = SITES[work.gemm], 0.0, float(work.size)
     for tensor, name, count in zip((site.lhs, site.rhs), names, work.operands, strict=True):
-        codes = FORMATS[name].packed_bytes * count
-        size += codes - BF16 * count
-        moved += codes + _reads(tensor, work.gemm, types, name) * BF16 * count
+        saved, traffic = _coded(name, count, _reads(tensor, work.gemm, types, name))
+        size, moved = size - saved, moved + traffic
     rate = min(on.tflops(name) for name in names)
     return max(work.flops * (1 - work.masked) / (rate * TERA), size / (on.memory_gbs * GIGA)), moved
 
@@ -278,7 +279,18 @@ def _reads(tensor: str, gemm: str, types: Mapping[str, str], name: str) -> int:
     ]
     if users and users[0] != gemm:
         return 0
+    return _passes(name)
+
+
+def _passes(name: str) -> int:
+    """Return how often a kernel reads a tensor to quantize it."""
     return 2 if FORMATS[name].needs_tensor_amax else 1
+
+
+def _coded(name: str, count: int, reads: int) -> tuple[float, float]:
+    """Return the bytes that codes of bf16 elements save, and those that quantizing moves."""
+    codes = FORMATS[name].packed_bytes * count
+    return BF16 * count - codes, codes + reads * BF16 * count
 
 
 def _attention(work: Work, types: Mapping[str, str], on: Device) -> tuple[float, float]:
@@ -294,8 +306,6 @@ def _attention(work: Work, types: Mapping[str, str], on: Device) -> tuple[float,
         flops = work.flops * (1 - work.masked) / 2
         compute += flops / (on.tflops(name) * TERA)
         if name != NONE:
-            reads = 2 if FORMATS[name].needs_tensor_amax else 1
-            codes = FORMATS[name].packed_bytes * sum(counts)
-            size += codes - BF16 * sum(counts)
-            moved += codes + reads * BF16 * sum(counts)
+            saved, traffic = _coded(name, sum(counts), _passes(name))
+            size, moved = size - saved, moved + traffic
     return max(compute, size / (on.memory_gbs * GIGA)), moved

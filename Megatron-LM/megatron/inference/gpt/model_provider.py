@@ -71,9 +71,9 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
     Raises:
         DistillationError: the teacher is missing, does not fit, or the configuration is wrong.
     """
-    teacher_folder = getattr(args, TEACHER_ARG, None)
     if getattr(args, "export_kd_finalize", False):
         return finalized(student)
+    teacher_folder = getattr(args, TEACHER_ARG, None)
     if not teacher_folder:
         return student
     import modelopt.torch.distill as mtd  # takes seconds

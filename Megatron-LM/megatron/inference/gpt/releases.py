@@ -19,6 +19,7 @@ from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_with_transformer_engine_spec,
 )
 from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tokenizers.utils.build_tokenizer import vocab_size_with_padding
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import import_module
 from megatron.core.utils import get_batch_on_this_cp_rank
@@ -118,7 +119,7 @@ def build_gpt(
     return GPTModel(
         config,
         with_local_attention(spec) if local_attention else spec,
-        args.padded_vocab_size or _padded_vocab_size(args),
+        args.padded_vocab_size or vocab_size_with_padding(args.vocab_size, args, False),
         args.max_position_embeddings,
         parallel_output=parallel_output,
         fp16_lm_cross_entropy=args.fp16_lm_cross_entropy,
@@ -132,12 +133,6 @@ def build_gpt(
         pg_collection=groups,
         **parts,
     )
-
-
-def _padded_vocab_size(args: Namespace) -> int:
-    """Return the rows of the embedding, if no tokenizer was built, whose loader sets them."""
-    multiple = args.make_vocab_size_divisible_by * args.tensor_model_parallel_size
-    return -(-args.vocab_size // multiple) * multiple
 
 
 def _layer_spec(args: Namespace, config: TransformerConfig, vp_stage: int | None) -> Any:

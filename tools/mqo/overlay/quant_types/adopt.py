@@ -76,18 +76,18 @@ def planned(tree: Tree, series: Series) -> Adoption:
             help="Commit the change, or stash it with git",
         )
     results = {path: plain(path, content) for path, content in old.items()}
-    if not any(cuts for _, cuts in results.values()):
+    cuts = {path: tuple(cuts) for path, (_, cuts) in results.items() if cuts}
+    if not cuts:
         raise OverlayError(
             f"{tree.root} holds no hand-made site",
             expected=f"{VARIABLE} in {' or '.join(METHODS)}",
             help=f"`mqo apply --tree {_quoted(tree)}` patches the tree",
         )
-    contents = {path: content for path, (content, cuts) in results.items() if cuts}
+    contents = {path: results[path][0] for path in cuts}
     upstream = tree.upstream()
     files = plan(
         series, upstream.version, upstream.files, lambda p: contents.get(p) or tree.pristine(p)
     )
-    cuts = {path: tuple(cuts) for path, (_, cuts) in results.items() if cuts}
     for path in contents:
         _check_holders(path, old[path], cuts[path], contents[path], files[path].content)
     return Adoption(upstream.version, _types(tree), cuts, contents)

@@ -42,12 +42,12 @@ def plain(path: str, content: bytes) -> tuple[bytes, list[Cut]]:
     tree = ast.parse(content)
     cuts = [cut for body in _bodies(tree) for cut in _site_cuts(path, body, lines)]
     cuts += [_removed(node, "its import") for node in _unread_imports(tree, cuts)]
-    folded = _spliced(lines, cuts)
-    _refuse_reads(path, content, cuts)
-    twins = _twins(ast.parse(folded))
+    _refuse_reads(path, tree, cuts)
+    folded = ast.parse(_spliced(lines, cuts))
+    twins = _twins(folded)
     copies = _copy_cuts(tree, twins)
     renamed = _renamed(_without(lines, cuts, copies), twins)
-    if ast.dump(ast.parse(renamed)) != ast.dump(_expected(ast.parse(folded), twins)):
+    if ast.dump(ast.parse(renamed)) != ast.dump(_expected(folded, twins)):
         raise _refusal(path, cuts[0].first if cuts else 1, "cannot be replaced line by line")
     return renamed, sorted([*cuts, *copies], key=lambda cut: cut.first)
 
@@ -124,15 +124,13 @@ def _names_in(lines: tuple[bytes, ...]) -> list[ast.Name]:
 
 
 def _else_of(path: str, chain: ast.If) -> ast.stmt:
-    """Return the statement of the chain's `else`."""
+    """Return the statement in the last `else` of a chain."""
     branches: list[ast.stmt] = []
     node: ast.stmt = chain
     while isinstance(node, ast.If) and _compares(node.test):
         for body in (node.body, node.orelse):
             if len(body) != 1:
-                raise _refusal(
-                    path, node.lineno, "has a branch of several statements, or lacks else"
-                )
+                raise _refusal(path, node.lineno, "needs one statement per branch, and an else")
         branches.append(node.body[0])
         node = node.orelse[0]
     for branch in branches:
@@ -155,9 +153,9 @@ def _alike(first: ast.stmt, second: ast.stmt) -> bool:
     return isinstance(first, ast.Return) and isinstance(second, ast.Return)
 
 
-def _refuse_reads(path: str, content: bytes, cuts: list[Cut]) -> None:
+def _refuse_reads(path: str, tree: ast.Module, cuts: list[Cut]) -> None:
     """Refuse a use of the literal outside of the chains."""
-    for node in ast.walk(ast.parse(content)):
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Name) or node.id != VARIABLE:
             continue
         if not any(cut.first <= node.lineno <= cut.last for cut in cuts):
