@@ -110,6 +110,14 @@ def test_a_copy_that_holds_the_site_goes_and_its_readers_read_the_original():
     assert ast.dump(ast.parse(content)) == ast.dump(ast.parse(BARE))
 
 
+def test_definitions_that_are_equal_without_sites_stay():
+    twice = "def first():\n    return 1\n\n\ndef second():\n    return 1\n"
+    assert cleaned(twice) == (twice.encode(), [])
+    content, cuts = cleaned(f"{BY_HAND}\n\n{twice}")
+    assert content.decode().endswith(twice)
+    assert len(cuts) == 4
+
+
 def test_a_copy_that_also_differs_elsewhere_stays():
     content, _ = cleaned(copied(SITE + "        y = y + 1\n"))
     assert b"class Rounded" in content

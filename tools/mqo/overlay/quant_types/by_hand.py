@@ -44,7 +44,8 @@ def plain(path: str, content: bytes) -> tuple[bytes, list[Cut]]:
     cuts += [_removed(node, "its import") for node in _unread_imports(tree, cuts)]
     _refuse_reads(path, tree, cuts)
     folded = ast.parse(_spliced(lines, cuts))
-    twins = _twins(folded)
+    equal_before = _twins(tree)  # these are not copies for the sites
+    twins = {name: twin for name, twin in _twins(folded).items() if name not in equal_before}
     copies = _copy_cuts(tree, twins)
     renamed = _renamed(_without(lines, cuts, copies), twins)
     if ast.dump(ast.parse(renamed)) != ast.dump(_expected(folded, twins)):
