@@ -101,6 +101,7 @@ ELSEWHERE = {
     **dict.fromkeys(("verify", "setup"), "they write a tree, as apply does, and as data does"),
     **dict.fromkeys(("eval", "generate", "stats"), "they print, as coverage does"),
     "rerun": "it trains, as train_config.py does",
+    "adopt": "tests/mqo/overlay/quant_types/test_adopt.py: a step that fails",
     "track": "tests/mqo/track: a run's own folder, and its tracker's",
 }
 

@@ -8,6 +8,7 @@ from mqo.cli import app
 from mqo.commands import adopt as command
 from mqo.errors import EditedError, OverlayError
 from mqo.overlay import apply as overlay
+from mqo.overlay.checkout import git
 from mqo.overlay.pin import Pin
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.adopt import BRANCH, adopt, planned
@@ -177,11 +178,28 @@ def test_a_changed_file_a_patched_tree_and_an_earlier_adoption_are_refused(fork)
         adopt(Tree(root), SERIES)
     (root / LAYERS).write_bytes(original)
     adopt(Tree(root), SERIES)
+    with pytest.raises(OverlayError, match=f"mqo restore .* switch -`, .*branch -D {BRANCH}"):
+        adopt(Tree(root), SERIES)
+    subprocess.run(["git", "-C", root, "branch", "-m", "kept"], check=True)
     with pytest.raises(OverlayError, match="patched by `mqo apply`"):
         adopt(Tree(root), SERIES)
-    overlay.restore(Tree(root), SERIES)
-    with pytest.raises(OverlayError, match=f"branch -D {BRANCH}"):
+
+
+@pytest.mark.parametrize("module, name", [(overlay, "apply"), (modifier, "modify")])
+@pytest.mark.parametrize("error", [OverlayError("no space"), KeyboardInterrupt()], ids=type)
+def test_a_step_that_fails_leaves_the_tree_and_its_branch(fork, monkeypatch, module, name, error):
+    def fail(*words):
+        raise error
+
+    root = fork()
+    before = contents(root)
+    monkeypatch.setattr(module, name, fail)
+    with pytest.raises(type(error)):
         adopt(Tree(root), SERIES)
+    assert contents(root) == before
+    assert git(root, "for-each-ref", "--format=%(refname:short)") == b"own\n"
+    assert git(root, "rev-parse", "--abbrev-ref", "HEAD") == b"own\n"
+    assert git(root, "status", "--porcelain") == b""
 
 
 def test_a_tree_without_sites_and_one_without_git_are_refused(files, fork, tmp_path):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,14 +67,14 @@ def planned(tree: Tree, series: Series) -> Adoption:
         DriftError: the patches do not fit the rest of the tree.
     """
     _check_tree(tree)
-    old = {path: tree.pristine(path) for path in METHODS}
-    changed = [path for path, content in old.items() if tree.read(path) != content]
+    changed = _changed(tree, METHODS)
     if changed:
         raise EditedError(
             f"{changed[0]} in {tree.root} differs from HEAD",
             expected="files with sites as in HEAD, which keeps the originals",
             help="Commit the change, or stash it with git",
         )
+    old = {path: tree.pristine(path) for path in METHODS}
     results = {path: plain(path, content) for path, content in old.items()}
     cuts = {path: tuple(cuts) for path, (_, cuts) in results.items() if cuts}
     if not cuts:
@@ -94,20 +94,71 @@ def planned(tree: Tree, series: Series) -> Adoption:
 
 
 def adopt(tree: Tree, series: Series) -> Adopted:
-    """Take the hand-made sites out in a commit on BRANCH, apply the patches, and set the types."""
+    """Take the hand-made sites out in a commit on BRANCH, apply the patches, and set the types.
+
+    If a step fails, the tree and its branch are as before.
+
+    Raises:
+        OverlayError: as in `planned`, or a step failed and could not be undone, as on a full disk.
+    """
     adoption = planned(tree, series)
-    before = git(tree.root, "rev-parse", "--abbrev-ref", "HEAD").decode().strip()
+    before = _branch(tree.root)
     if before == "HEAD":
         before = f"--detach {git(tree.root, 'rev-parse', 'HEAD').decode().strip()}"
     commit = _commit(tree.root, adoption.contents)
-    git(tree.root, "switch", "--quiet", "--create", BRANCH, commit)
-    overlay.apply(Tree(tree.root), series)
-    chosen = {site: value for site, value in adoption.types.items() if value != NONE}
-    if chosen:
-        modifier.modify(tree.root, chosen)
+    try:
+        git(tree.root, "switch", "--quiet", "--create", BRANCH, commit)
+        overlay.apply(Tree(tree.root), series)
+        chosen = {site: value for site, value in adoption.types.items() if value != NONE}
+        if chosen:
+            modifier.modify(tree.root, chosen)
+    except BaseException:
+        try:
+            _undo(Tree(tree.root), series, adoption.contents)
+        except OverlayError as error:
+            raise OverlayError(
+                f"{tree.root} is half adopted: {error.found}",
+                help=_help(_undo_commands(tree, before, adoption.contents)),
+            ) from error
+        raise
+    return Adopted(adoption.types, _undo_commands(tree, before))
+
+
+def _undo(tree: Tree, series: Series, paths: Iterable[str]) -> None:
+    if tree.manifest() is not None:
+        overlay.restore(tree, series)
+    if _branch(tree.root) == BRANCH:
+        git(tree.root, "switch", "--quiet", "-")
+    left = _changed(tree, paths)  # by a switch that failed
+    if left:
+        git(tree.root, "checkout", "--quiet", "HEAD", "--", *left)
+    if _exists(tree.root):
+        git(tree.root, "branch", "--quiet", "-D", BRANCH)
+
+
+def _undo_commands(tree: Tree, before: str, paths: Iterable[str] = ()) -> tuple[str, ...]:
     folder = _quoted(tree)
-    undo = (f"mqo restore --tree {folder}", f"git -C {folder} switch {before}")
-    return Adopted(adoption.types, (*undo, f"git -C {folder} branch -D {BRANCH}"))
+    checkout = [f"git -C {folder} checkout HEAD -- {shlex.join(paths)}"] if paths else []
+    branch = (f"git -C {folder} switch {before}", f"git -C {folder} branch -D {BRANCH}")
+    return f"mqo restore --tree {folder}", *checkout, *branch
+
+
+def _help(commands: Iterable[str]) -> str:
+    return "To undo that adoption: " + ", ".join(f"`{words}`" for words in commands)
+
+
+def _changed(tree: Tree, paths: Iterable[str]) -> list[str]:
+    """Return the files that differ from HEAD."""
+    return [path for path in paths if tree.read(path) != tree.pristine(path)]
+
+
+def _branch(root: Path) -> str:
+    """Return the name of the current branch, or "HEAD" if it has none."""
+    return git(root, "rev-parse", "--abbrev-ref", "HEAD").decode().strip()
+
+
+def _exists(root: Path) -> bool:
+    return bool(git(root, "for-each-ref", f"refs/heads/{BRANCH}"))
 
 
 def _check_tree(tree: Tree) -> None:
@@ -117,15 +168,17 @@ def _check_tree(tree: Tree) -> None:
             expected="one, because git keeps the originals",
             help="`git init`, `git add --all` and `git commit` make the folder one",
         )
-    if tree.manifest() is not None:
-        raise OverlayError(
-            f"{tree.root} is patched by `mqo apply`", expected="a tree that was patched by hand"
-        )
-    if git(tree.root, "for-each-ref", f"refs/heads/{BRANCH}"):
+    if _exists(tree.root):
+        commands = _undo_commands(tree, "-")
+        here = _branch(tree.root) == BRANCH
         raise OverlayError(
             f"{tree.root} has the branch {BRANCH} already",
             expected="no branch of that name, which an adoption makes",
-            help=f"`git -C {_quoted(tree)} branch -D {BRANCH}` deletes it",
+            help=_help(commands if here else commands[-1:]),
+        )
+    if tree.manifest() is not None:
+        raise OverlayError(
+            f"{tree.root} is patched by `mqo apply`", expected="a tree that was patched by hand"
         )
 
 
