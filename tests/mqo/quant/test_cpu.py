@@ -107,6 +107,7 @@ specs = st.builds(
     overflow=st.sampled_from(OVERFLOWS),
     tensor_scale=st.booleans(),
     tile=st.sampled_from(TILES),
+    without_alpha=st.booleans(),
 )
 
 

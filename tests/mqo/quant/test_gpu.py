@@ -126,6 +126,7 @@ specs = st.builds(
     overflow=st.sampled_from(OVERFLOWS),
     tensor_scale=st.booleans(),
     tile=st.sampled_from(TILES),
+    without_alpha=st.booleans(),
 )
 seeds = st.one_of(st.sampled_from((0, 1, 2**63, 2**64 - 1)), st.integers(0, 2**64 - 1))
 

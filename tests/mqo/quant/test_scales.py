@@ -4,8 +4,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mqo.quant.formats import FORMATS
 from mqo.quant.reference import qdq
+from mqo.quant.scales import alpha_of, scales_of
 from mqo.quant.spec import QuantSpec
 
 SQUARE = [kind for kind, row in FORMATS.items() if row.square]
@@ -104,3 +107,32 @@ def test_no_finite_magnitude_of_float16_becomes_infinite(kind):
 def test_fp8_block_leaves_the_range_of_float16_from_63488_on():
     x = torch.arange(0x7C00).to(torch.int16).view(torch.float16).unsqueeze(1)
     assert qdq(x, QuantSpec("fp8_block")).isinf().equal(x >= 63488)
+
+
+@pytest.mark.parametrize("kind", OF_TENSOR)
+@settings(deadline=None, derandomize=True)
+@given(st.floats(0, width=32) | st.floats(2.0**-149, 2.0**-126, width=32))
+def test_alpha_is_the_stored_scale_of_the_tensor(kind, amax):
+    stored = scales_of(torch.tensor([amax]), QuantSpec(kind)).stored.tensor.item()
+    assert alpha_of(amax, QuantSpec(kind)) == (1.0 if math.isnan(stored) else stored)
+
+
+@settings(deadline=None, derandomize=True)
+@given(st.floats(0, width=32) | st.floats(2.0**-149, 2.0**-126, width=32))
+def test_alpha_of_hifp8_is_the_power_of_two_of_the_tensor(amax):
+    spec = QuantSpec("hifp8", tensor_scale=True)
+    assert alpha_of(amax, spec) == scales_of(torch.tensor([amax]), spec).decode.item()
+    assert alpha_of(amax, QuantSpec("hifp8")) == 1.0
+
+
+@pytest.mark.parametrize("kind", OF_TENSOR)
+def test_without_alpha_a_value_that_is_not_finite_is_nan(kind):
+    spec = QuantSpec(kind, without_alpha=True)
+    assert qdq(torch.tensor([[1.0, math.inf]]), spec).isnan().all()
+    assert alpha_of(math.inf, spec) == alpha_of(math.nan, spec) == 1.0
+
+
+def test_a_format_without_a_scale_of_the_tensor_has_no_alpha_to_exclude():
+    kinds = {kind for kind in FORMATS if QuantSpec(kind, without_alpha=True).without_alpha}
+    assert kinds == {*OF_TENSOR}
+    assert QuantSpec("mxfp8", without_alpha=True) == QuantSpec("mxfp8")

@@ -9,7 +9,8 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import FORMATS
 from mqo.quant.packing import pack
 from mqo.quant.reference import qdq
-from mqo.quant.spec import QuantSpec
+from mqo.quant.scales import alpha_of
+from mqo.quant.spec import QuantSpec, without_alpha
 
 VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "recipes_vectors.npz")
 # What the file calls a format -> its spec here; the others have the same name.
@@ -50,6 +51,18 @@ def test_blocks_along_either_axis_bit_for_bit(assert_same_bits, vector, name, ca
     assert_same_bits(quantize(x.T.contiguous(), spec, 0), expected.T)
     if spec.tile == "square":
         assert_same_bits(quantize(x, spec, 0), expected)
+
+
+@every_vector
+def test_a_value_is_alpha_times_what_the_gemm_multiplies(vector, name, case):
+    x, expected = vector
+    spec = spec_of(name)
+    scaled = fake_quantize(x, without_alpha(spec))
+    alpha = alpha_of(x.abs().max().item(), spec)
+    # The value rounds the product of both scales to float32 first.
+    value = (scaled.double() * alpha).float()
+    torch.testing.assert_close(value, expected, rtol=2.0**-22, atol=0, equal_nan=True)
+    assert (alpha == 1.0) != spec.scales_by_tensor or x.abs().max().isnan()
 
 
 @every_vector

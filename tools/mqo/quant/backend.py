@@ -156,7 +156,7 @@ def tensor_text(x: Tensor) -> str:
 # below torch.library.custom_op, whose checks of every call cost more than a small tensor.
 SPEC_SCHEMA = (
     "str quant_type, int? block, str scale_rule, str rounding, str overflow, bool tensor_scale,"
-    " str tile"
+    " str tile, bool without_alpha"
 )
 _SHARED = f"Tensor? amax, int axis, int seed, {SPEC_SCHEMA}"
 _NAME = "megatron_quant::fake_quantize"
@@ -168,14 +168,18 @@ spec_from_fields = functools.cache(QuantSpec)
 
 def is_traced(x: Tensor) -> bool:
     """Return whether to call the operator, which costs some microseconds."""
-    traced = torch.compiler.is_compiling() or x.is_meta or isinstance(x, FakeTensor)
-    return traced or is_in_torch_dispatch_mode()
+    return torch.compiler.is_compiling() or is_fake(x) or is_in_torch_dispatch_mode()
+
+
+def is_fake(x: Tensor) -> bool:
+    """Return whether `x` has no values."""
+    return x.is_meta or isinstance(x, FakeTensor)
 
 
 def fields_of(spec: QuantSpec) -> tuple[Any, ...]:
     """Return the fields of a spec for an operator; `spec_from_fields` is the inverse."""
     choices = (spec.block, spec.scale_rule, spec.rounding, spec.overflow, spec.tensor_scale)
-    return (spec.quant_type, *choices, spec.tile)
+    return (spec.quant_type, *choices, spec.tile, spec.without_alpha)
 
 
 @torch.library.impl(_NAME, "CompositeExplicitAutograd")

@@ -4,6 +4,8 @@ If a definition uses float32, this code computes in float64 and rounds each resu
 single operation on two float32 values, this equals float32 arithmetic.
 """
 
+import ctypes
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -101,8 +103,43 @@ def stored_like(x: Tensor, spec: QuantSpec) -> Stored:
     return Stored(block, number(int(kind == "two-level")))
 
 
+def tensor_factors(amax: float, spec: QuantSpec) -> tuple[float, float]:
+    """Return the factors of a tensor with this amax before and after rounding.
+
+    The first one maps elements into the range of their format, or, with `two-level` scales, the
+    amax of blocks into that of E4M3. If amax is not finite, the second one is NaN.
+    """
+    if spec.format.scale == "none":  # a power of two, as in `_none`
+        power = 0
+        if 0 < amax < math.inf:
+            power = math.frexp(amax)[1] - 1 - spec.format.tapered.widths[0][0]
+        power = max(power, SCALE_EXPONENT_MIN)
+        return 2.0**-power, 2.0**power
+    if not math.isfinite(amax):
+        return 1.0, math.nan
+    top = spec.format.minifloat.max_value
+    two_level = spec.format.scale == "two-level"
+    total = top * _E4M3.max_value if two_level else top
+    up = min(_float32(total / amax), _LARGEST) if amax else 1.0
+    down = _float32(1 / up)
+    return (_float32(up * _float32(1 / top)) if two_level else up), down
+
+
+def alpha_of(amax: float, spec: QuantSpec) -> float:
+    """Return the scale of a tensor, a float32, that quantized values `without_alpha` lack.
+
+    It is 1 if amax is not finite: all values are then NaN.
+    """
+    if not spec.scales_by_tensor:
+        return 1.0
+    alpha = tensor_factors(amax, spec)[1]
+    return 1.0 if math.isnan(alpha) else alpha
+
+
 def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
     """Return `Scales.decode` for stored scales."""
+    if spec.without_alpha:
+        return _without_alpha(stored, spec)
     kind, block = spec.format.scale, stored.block
     if kind == "none" and not block.numel():
         return torch.ones(1, dtype=torch.float64, device=block.device)
@@ -114,9 +151,20 @@ def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
     if kind == "fp32":
         return block.double()
     if kind == "two-level":
-        values = _from_code(block, _E4M3)
-        return fp32(values * stored.tensor.double())
+        return _two_level_decode(stored)
     return _hif4_decode(block)
+
+
+def _without_alpha(stored: Stored, spec: QuantSpec) -> Tensor:
+    """Return the factors without the scale of the tensor; NaN if that is NaN."""
+    if spec.format.scale == "none":
+        return torch.ones(1, dtype=torch.float64, device=stored.block.device)
+    blocks = _from_code(stored.block, _E4M3) if spec.format.scale == "two-level" else 1.0
+    return torch.where(stored.tensor.isnan(), torch.nan, blocks)
+
+
+def _two_level_decode(stored: Stored) -> Tensor:
+    return fp32(_from_code(stored.block, _E4M3) * stored.tensor.double())
 
 
 def blocks_of(x: Tensor, block: int) -> Tensor:
@@ -156,6 +204,11 @@ def fp32(x: Tensor) -> Tensor:
 def bf16(x: Tensor) -> Tensor:
     """Round float64 to float32, and that to the values of bfloat16."""
     return x.float().bfloat16().double()
+
+
+def _float32(x: float) -> float:
+    """Round to a float32; a value beyond its range becomes infinite."""
+    return ctypes.c_float(x).value
 
 
 def round_even(x: Tensor, element: Minifloat) -> Tensor:
@@ -237,7 +290,7 @@ def _two_level(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored,
     share = fp32(total * fp32(torch.full_like(total, 1 / element.max_value)))
     block = round_even(fp32(_block_amax(x, spec).nan_to_num() * share), _E4M3)
     stored = Stored(_to_code(block, _E4M3).to(torch.uint8), inverse.float().reshape(1))
-    return stored, fp32(1 / decode_factors(stored, spec)).clamp(max=_LARGEST)
+    return stored, fp32(1 / _two_level_decode(stored)).clamp(max=_LARGEST)
 
 
 def _hif4(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:

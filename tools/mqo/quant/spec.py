@@ -1,6 +1,7 @@
 """The specification of a quantization: a validated, hashable value for all implementations."""
 
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, replace
 
 from mqo.quant.formats import (
     BLOCK_SIZES,
@@ -34,6 +35,8 @@ class QuantSpec:
             'inf' gives ±Inf. Mx elements always saturate.
         tensor_scale: whether hifp8 first divides the tensor by a power of two computed from its
             amax. The other formats have their own scales.
+        without_alpha: whether quantized values exclude alpha, the scale of the tensor, so that it
+            can be applied to the product of a GEMM before that is rounded (products.py).
         tile: 'row' for blocks along one axis; 'square' for squares of that side, if the format
             supports them: they are the same along both axes of a matrix.
 
@@ -49,6 +52,7 @@ class QuantSpec:
     overflow: str = "saturate"
     tensor_scale: bool = False
     tile: str = "row"
+    without_alpha: bool = False
 
     def __post_init__(self) -> None:
         check_choice("quant type", self.quant_type, REFERENCE_TYPES)
@@ -60,6 +64,7 @@ class QuantSpec:
         check_choice("overflow", self.overflow, OVERFLOWS)
         check_choice("tensor scale", self.tensor_scale, (False, True))
         check_choice("tile", self.tile, TILES)
+        check_choice("without alpha", self.without_alpha, (False, True))
         own = FORMATS.get(self.quant_type)
         is_mx = own is not None and own.is_mx
         is_tapered = own is not None and isinstance(own.element, TaperedFormat)
@@ -73,6 +78,7 @@ class QuantSpec:
         }
         for name, value in read.items():
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "without_alpha", self.without_alpha and self.scales_by_tensor)
 
     @property
     def format(self) -> Format:
@@ -107,6 +113,12 @@ class QuantSpec:
     def scales_by_tensor(self) -> bool:
         """Whether the scales depend on the amax of a tensor; with `tensor_scale`, on one rank."""
         return self.needs_tensor_amax or self.tensor_scale
+
+
+@functools.cache
+def without_alpha(spec: QuantSpec) -> QuantSpec:
+    """Return the spec whose quantized values exclude alpha, if the format has one."""
+    return replace(spec, without_alpha=True)
 
 
 @dataclass(frozen=True)

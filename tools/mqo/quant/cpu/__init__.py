@@ -7,6 +7,7 @@ torch.set_flush_denormal(True) they differ: only a tensor's scale uses flushed v
 from __future__ import annotations
 
 import functools
+import math
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,20 +16,18 @@ import torch
 from torch import Tensor
 
 from mqo.quant.cpu import kernels
-from mqo.quant.cpu.arithmetic import EXPONENT, NAN, ONE, UNIT, Scheme
+from mqo.quant.cpu.arithmetic import EXPONENT, UNIT, Scheme
 from mqo.quant.cpu.compile import kernel
 from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_usable
 from mqo.quant.cpu.steps import RUN, TILE, VECTOR
 from mqo.quant.cpu.threads import launch
-from mqo.quant.formats import ELEMENTS, SCALE_EXPONENT_MIN, TaperedFormat, minifloat
-from mqo.quant.scales import carry_of
+from mqo.quant.formats import TaperedFormat
+from mqo.quant.scales import carry_of, tensor_factors
 from mqo.quant.stochastic import signed
 from mqo.quant.strides import is_dense, memory_order
 
 if TYPE_CHECKING:
     from mqo.quant.spec import QuantSpec
-
-_LARGEST = np.finfo(np.float32).max
 
 
 def qdq(
@@ -179,7 +178,7 @@ def _columns(
 
 # -- constants ---------------------------------------------------------------------------------
 
-_Scales = tuple[int, int]  # the constants `first` and `second` of arithmetic.py
+_Scales = tuple[int, int, int]  # the constants `first` to `third` of arithmetic.py
 _TOP = 2
 
 
@@ -210,31 +209,12 @@ def _constants(spec: QuantSpec) -> _Ints:
 
 
 def _tensor_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> _Scales:
-    """Compute `first` and `second` from the tensor's amax, as defined in scales.py."""
-    kind = spec.format.scale
-    if not (spec.format.needs_tensor_amax or (kind == "none" and spec.tensor_scale)):
-        return (0, 0)
-    largest = np.float32(_tensor_amax(x) if amax is None else amax.item())
-    if kind == "none":
-        exponent = 0
-        if np.isfinite(largest) and largest > 0:
-            exponent = int(np.frexp(largest)[1]) - 1 - spec.format.tapered.widths[0][0]
-        exponent = max(exponent, SCALE_EXPONENT_MIN)
-        return (_pattern(2.0**-exponent), _pattern(2.0**exponent))
-    if not np.isfinite(largest):
-        return (ONE, NAN)
-    element = spec.format.minifloat
-    with np.errstate(divide="ignore", over="ignore"):
-        if kind == "tensor":
-            up = _to_top(element.max_value, largest)
-            return (_pattern(up), _pattern(np.float32(1) / up))
-        total = _to_top(element.max_value * minifloat(ELEMENTS["e4m3"]).max_value, largest)
-        share = total * np.float32(1 / element.max_value)
-        return (_pattern(share), _pattern(np.float32(1) / total))
-
-
-def _to_top(top: float, amax: np.float32) -> np.float32:
-    return np.minimum(np.float32(top) / amax, _LARGEST) if amax else np.float32(1)
+    """Compute `first` to `third` from the tensor's amax, as defined in scales.py."""
+    if not spec.scales_by_tensor:
+        return (0, 0, 0)
+    up, down = tensor_factors(float(_tensor_amax(x)) if amax is None else amax.item(), spec)
+    kept = _pattern(math.nan if math.isnan(down) else 1.0 if spec.without_alpha else down)
+    return (_pattern(up), kept if spec.format.scale != "two-level" else _pattern(down), kept)
 
 
 def _tensor_amax(x: Tensor) -> np.float32:

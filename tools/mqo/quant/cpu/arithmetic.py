@@ -15,6 +15,7 @@ lists the constants of a call:
     steps    23 - m, for an element with m mantissa bits
     first    tensor: its `up`; two-level: the factor of amax to E4M3
     second   tensor: its `down`; two-level: the factor of a block's scale
+    third    two-level: that factor in the result; 1 if the result excludes alpha
     seed     for stochastic rounding
 """
 
@@ -25,7 +26,7 @@ from llvmlite import ir
 
 from mqo.quant.cpu.lanes import Lanes
 
-CONSTANTS = ("carry", "emax", "top", "floor", "steps", "first", "second", "seed")
+CONSTANTS = ("carry", "emax", "top", "floor", "steps", "first", "second", "third", "seed")
 
 MAGNITUDE = 0x7FFFFFFF
 EXPONENT = 0x7F800000  # and the pattern of Infinity
@@ -72,6 +73,7 @@ class Constants(NamedTuple):
     steps: Lanes
     first: Lanes
     second: Lanes
+    third: Lanes
     seed: ir.Value
 
     @classmethod
@@ -117,8 +119,9 @@ def _fp32(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
 def _two_level(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
     scaled = amax.times(c.first).minimum(0x43E00000)  # 448
     power = (scaled & EXPONENT).maximum(0x3C800000)  # 2^-6
-    down = scaled.round_off((power + 20 * UNIT) | HALF).times(c.second)
-    return down.constant(ONE).over(down).minimum(LARGEST), down
+    scale = scaled.round_off((power + 20 * UNIT) | HALF)
+    up = scale.constant(ONE).over(scale.times(c.second)).minimum(LARGEST)
+    return up, scale.times(c.third)
 
 
 _FACTORS = {

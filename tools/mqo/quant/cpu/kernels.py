@@ -63,6 +63,7 @@ def _constants(table) -> tuple[int, ...]:
         field(table, ENTRIES + 5),
         field(table, ENTRIES + 6),
         field(table, ENTRIES + 7),
+        field(table, ENTRIES + 8),
     )
 
 
@@ -311,4 +312,4 @@ def hif8(bits: int) -> Callable[[int], None]:
     return run
 
 
-assert len(CONSTANTS) == 8  # as `_constants` reads
+assert len(CONSTANTS) == 9  # as `_constants` reads

@@ -203,13 +203,15 @@ def _e8m0(amax, EMAX: tl.constexpr, CARRY: tl.constexpr) -> tuple[tl.tensor, tl.
 
 @triton.jit
 def _two_level(
-    amax, tensor_amax, TOP: tl.constexpr, ELEMENT: tl.constexpr
+    amax, tensor_amax, TOP: tl.constexpr, ELEMENT: tl.constexpr, ALPHA: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
     total, inverse = _to_top(tensor_amax, ELEMENT.top * TOP)
     share = total * (1 / TOP)  # one factor for both, as in the published code: it rounds once
     amax = tl.where(amax > _INFINITY, 0, amax)
-    decode = round_to(_as_float(amax) * share, 0, ELEMENT, "nearest-even") * inverse
-    return tl.minimum(_over(1.0, decode), _LARGEST), decode
+    scale = round_to(_as_float(amax) * share, 0, ELEMENT, "nearest-even")
+    decode = scale * inverse
+    encode = tl.minimum(_over(1.0, decode), _LARGEST)
+    return encode, decode if ALPHA else _nan_unless_finite(tensor_amax, scale)
 
 
 @triton.jit
@@ -257,9 +259,13 @@ def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tenso
     elif STEPS.scale == "tensor-power":
         amax = _as_pattern(tl.load(tensor_amax))
         scaled = (amax > 0) & (amax < _INFINITY)  # otherwise the scale is 1
-        return _e8m0(tl.where(scaled, amax, (127 + STEPS.emax) << 23), STEPS.emax, 0)
+        encode, decode = _e8m0(tl.where(scaled, amax, (127 + STEPS.emax) << 23), STEPS.emax, 0)
+        return encode, decode if STEPS.alpha else 1.0
     elif STEPS.scale == "tensor":
-        return _to_top(_as_pattern(tl.load(tensor_amax)), STEPS.element.top)
+        amax = _as_pattern(tl.load(tensor_amax))
+        encode, decode = _to_top(amax, STEPS.element.top)
+        unit = tl.full(decode.shape, 1.0, tl.float32)
+        return encode, decode if STEPS.alpha else _nan_unless_finite(amax, unit)
     elif STEPS.scale == "e8m0":
         return _e8m0(_block_amax(tile, STEPS.side), STEPS.emax, STEPS.carry)
     elif STEPS.scale == "fp32":
@@ -267,7 +273,7 @@ def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tenso
     elif STEPS.scale == "two-level":
         whole = _as_pattern(tl.load(tensor_amax))
         amax = _block_amax(tile, STEPS.side)
-        return _two_level(amax, whole, STEPS.element.top, STEPS.scale_element)
+        return _two_level(amax, whole, STEPS.element.top, STEPS.scale_element, STEPS.alpha)
     else:
         return _hif4(_block_amax(tile, STEPS.side), STEPS.scale_element)
 

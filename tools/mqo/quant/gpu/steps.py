@@ -63,6 +63,7 @@ class Steps:
         widest mantissa.
     carry: added to the pattern of amax, it carries into the exponent if the scale rule rounds up.
     run, side: the number of elements in a row, and of rows, that share their scales.
+    alpha: whether results include the scale of the tensor.
     exact: whether results for bfloat16 are exact in bfloat16.
     scale_element: the element to which the scale of a block is rounded; None for powers of two.
     """
@@ -74,6 +75,7 @@ class Steps:
     carry: int
     run: int
     side: int
+    alpha: bool
     exact: bool
     scale_element: Element | None
 
@@ -94,6 +96,7 @@ def steps_of(spec: QuantSpec) -> Steps:
         carry=carry_of(spec) if scale == "e8m0" else 0,
         run=run_of(spec) or 32,
         side=spec.block_size if spec.tile == "square" else 1,
+        alpha=not spec.without_alpha,
         exact=scale in ("none", "tensor-power", "e8m0", "hif4"),
         scale_element=_SCALE_ELEMENTS.get(scale),
     )
