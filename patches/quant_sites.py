@@ -1,6 +1,6 @@
-"""Add the five GEMM sites: a literal with the quant type, and operands wrapped by the quantizer.
+"""Add the five GEMM sites: a literal with the quant type, and a GEMM of quantized operands.
 
-Only operands are wrapped: `alpha`, `beta`, `out=` and the called function stay upstream's. The
+The operands and the called function are wrapped; `alpha`, `beta` and `out=` stay upstream's. The
 similar calls in LinearWithFrozenWeight are outside the scope and stay, too.
 """
 
@@ -29,7 +29,7 @@ def gemm(
     before: Anchor | None = None,
     then: str = "",
 ) -> tuple[Edit, Edit]:
-    """Return the edits that put a literal before a GEMM and wrap its two operands.
+    """Return the edits that put a literal before a GEMM and wrap its function and its operands.
 
     `forms` are the calls that compute this GEMM on upstream's code paths. The literal is inserted
     into the block that encloses all of them, or before the statement of `before`, if given.
@@ -43,7 +43,9 @@ def gemm(
     )
     wrappers = {lhs: f"{binding}.lhs", rhs: f"{binding}.rhs"}
     position = (before,) if before else forms
-    return InsertBefore(scope, position, code), WrapOperands(scope, forms, wrappers)
+    return InsertBefore(scope, position, code), WrapOperands(
+        scope, forms, wrappers, f"{binding}.product"
+    )
 
 
 LINEAR_SITES = (

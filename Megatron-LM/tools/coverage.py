@@ -106,6 +106,16 @@ class Operands:
         self.taken["rhs"] = tensor.numel()
         return tensor
 
+    def product(self, function: Any) -> Any:
+        """Return the function, since the operands have no alpha."""
+        return function
+
+    def separate_alphas(self) -> Any:
+        """Return alphas of 1."""
+        from mqo.quant.products import Alphas
+
+        return Alphas()
+
     def save(self, *saved: object) -> None:
         """Leave the tensors that upstream saved unchanged."""
 

@@ -56,6 +56,7 @@ def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -
     """Return a site's row: the sizes of the product, and both errors."""
     from mqo.megatron.device import accelerator_type
     from mqo.quant.gemms import gemm_operands
+    from mqo.quant.products import with_alphas
 
     site, quant_type = product["gemm"], product["quant_type"]
     sizes = {"batch": min(product["batch"], HEADS), "k": product["k"]}
@@ -63,14 +64,15 @@ def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -
     drawn = operands(site, sizes, torch.Generator().manual_seed(seed))
     lhs, rhs = (part.to(accelerator_type(), dtype) for part in drawn)
     quantize = gemm_operands(site, quant_type, SimpleNamespace())
-    left, right = quantize.lhs(lhs), quantize.rhs(rhs)
-    got = multiply(site, left, right)
+    alphas = quantize.separate_alphas()
+    left, right = laid_out(site, quantize.lhs(lhs), quantize.rhs(rhs))
+    got = with_alphas(torch.bmm if left.dim() == 3 else torch.matmul, alphas)(left, right)
     return {
         "site": site,
         "quant_type": quant_type,
         **sizes,
-        "total": error(got, multiply(site, lhs.double(), rhs.double())),
-        "product": error(got, multiply(site, left.double(), right.double())),
+        "total": error(got, torch.matmul(*laid_out(site, lhs.double(), rhs.double()))),
+        "product": error(got, left.double() @ right.double() * alphas.both),
     }
 
 
@@ -95,18 +97,18 @@ def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tu
     raise ValueError(f"unknown site {site}")
 
 
-def multiply(site: str, lhs: Tensor, rhs: Tensor) -> Tensor:
-    """Compute the site's product with the operation of the patched source."""
+def laid_out(site: str, lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the operands as the patched source passes them to the product."""
     match site:
         case "fprop":
-            return torch.matmul(lhs, rhs.t())
+            return lhs, rhs.t()
         case "dgrad":
-            return lhs.matmul(rhs)
+            return lhs, rhs
         case "wgrad":
-            return lhs.t().matmul(rhs)
+            return lhs.t(), rhs
         case "qk":
-            return torch.bmm(lhs.transpose(0, 1), rhs.transpose(0, 1).transpose(1, 2))
-    return torch.bmm(lhs, rhs.transpose(0, 1))
+            return lhs.transpose(0, 1), rhs.transpose(0, 1).transpose(1, 2)
+    return lhs, rhs.transpose(0, 1)
 
 
 def error(got: Tensor, exact: Tensor) -> dict[str, float]:

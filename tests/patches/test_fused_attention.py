@@ -76,7 +76,9 @@ def attention(module):
         return (lambda *args: args) if layer.fuses else None
 
     module("mqo.megatron.attention.choice", without_scores=without_scores)
-    operands = types.SimpleNamespace(lhs=lambda t: 2 * t, rhs=lambda t: 3 * t)
+    operands = types.SimpleNamespace(
+        lhs=lambda t: 2 * t, rhs=lambda t: 3 * t, product=lambda function: function
+    )
     module("mqo.quant", gemm_operands=lambda *args: operands, site_types=lambda path: path)
     tracker = types.SimpleNamespace(get_cuda_rng_tracker=lambda: "the tracker")
     scope = {"__file__": "a path", "tensor_parallel": tracker}

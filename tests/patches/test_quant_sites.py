@@ -89,20 +89,28 @@ class Recorder:
     """Stands for the quantizers: notes what comes in, and doubles what goes on."""
 
     def __init__(self):
-        self.bound, self.seen, self.saved = [], [], []
+        self.bound, self.seen, self.saved, self.order = [], [], [], []
 
     def gemm_operands(self, site, quant_type, owner):
         self.bound.append((site, quant_type, owner))
 
+        def product(function):
+            self.order.append((site, function.__name__))
+            return function
+
         def side(name):
             def pass_on(tensor):
+                self.order.append((site, name))
                 self.seen.append((site, name, tensor))
                 return 2 * tensor
 
             return pass_on
 
         return types.SimpleNamespace(
-            lhs=side("lhs"), rhs=side("rhs"), save=lambda *saved: self.saved.append(saved)
+            lhs=side("lhs"),
+            rhs=side("rhs"),
+            save=lambda *saved: self.saved.append(saved),
+            product=product,
         )
 
     def saved_operands(self, ctx):
@@ -165,7 +173,8 @@ def test_each_linear_site_gets_its_literal_in_the_block_around_its_gemm():
     assert (
         "        custom_quant_type = 'none'\n"
         "        dgrad_operands = gemm_operands('dgrad', custom_quant_type, weight)\n"
-        "        dx = dgrad_operands.lhs(grad_output).matmul(dgrad_operands.rhs(weight))\n"
+        "        dx = dgrad_operands.product(torch.matmul)"
+        "(dgrad_operands.lhs(grad_output), dgrad_operands.rhs(weight))\n"
     ) in new
 
 
@@ -178,6 +187,7 @@ def test_the_wgrad_literal_stands_behind_dgrads_gemm_and_above_every_form():
         "        custom_quant_type = 'none'\n"
         "        wgrad_operands = gemm_operands('wgrad', custom_quant_type, weight)\n"
     ) in new
+    assert new.count("wgrad_operands.product(") == 5
     assert new.count("wgrad_operands.lhs(grad_output)") == 5
     assert new.count("wgrad_operands.rhs(total_input)") == 5
 
@@ -211,15 +221,18 @@ def test_look_alikes_in_another_class_stay(path, source, name):
     assert of_class(sites("quant_sites", path, source)) == of_class(source)
 
 
-def test_lines_are_added_and_operands_wrapped_and_nothing_else_changes():
+def test_lines_are_added_and_gemms_wrapped_and_nothing_else_changes():
     new = sites("quant_sites", LAYERS, LINEAR_SOURCE)
     added = re.compile(
         r" *custom_quant_type = 'none'\n *\w+_operands = .*\n( *\w+_operands\.save.*\n)?"
         r"|from mqo\.quant.*\n"
     )
     unwrapped = re.sub(r"\w+_operands\.[lr]hs\((\w+)\)", r"\1", added.sub("", new))
+    unwrapped = re.sub(r"\w+_operands\.product\(([\w.]+)\)", r"\1", unwrapped)
     unwrapped = unwrapped.replace("saved_operands(ctx)", "ctx.saved_tensors")
-    assert unwrapped == LINEAR_SOURCE
+    others, changed = LINEAR_SOURCE.split("class LinearWithGrad")
+    changed = re.sub(r"(grad_output(\.t\(\))?)\.matmul\(", r"torch.matmul(\1, ", changed)
+    assert unwrapped == f"{others}class LinearWithGrad{changed}"
 
 
 # -- what the patched source does --------------------------------------------------------------
@@ -235,6 +248,7 @@ def test_fprop_multiplies_what_the_quantizer_gave(recorder, linear, tensors):
     (_, _, lhs), (_, _, rhs) = recorder.seen
     assert lhs is x
     assert rhs is weight
+    assert recorder.order == [("fprop", "matmul"), ("fprop", "lhs"), ("fprop", "rhs")]
 
 
 @pytest.mark.parametrize("form", ["fp32", "fp16", "out", "te", "plain"])
@@ -248,6 +262,9 @@ def test_every_form_of_wgrad_multiplies_what_the_quantizer_gave(recorder, linear
         ("dgrad", "lhs"),
         ("dgrad", "rhs"),
     ]
+    assert recorder.order[0] == ("dgrad", "matmul")
+    wrapped = "matmul" if form in ("out", "plain") else "accumulate"
+    assert recorder.order[3] == ("wgrad", wrapped)  # before its operands
     by_side = {side: tensor for site, side, tensor in recorder.seen if site == "wgrad"}
     assert by_side["lhs"] is grad
     assert by_side["rhs"] is x
@@ -269,7 +286,10 @@ def test_attention_multiplies_what_the_quantizers_gave(recorder):
     # Scaling before or after the sum rounds differently by a few units in the last place.
     torch.testing.assert_close(out, torch.bmm(2 * probs, 2 * value.transpose(0, 1)))
     assert recorder.bound == [("qk", "none", attention), ("pv", "none", attention)]
-    assert [side for _, side, _ in recorder.seen] == ["lhs", "rhs", "lhs", "rhs"]
+    assert recorder.order == [
+        *(("qk", "baddbmm"), ("qk", "lhs"), ("qk", "rhs")),
+        *(("pv", "bmm"), ("pv", "lhs"), ("pv", "rhs")),
+    ]
     assert [recorder.seen[i][2] is t for i, t in ((0, query), (1, key), (3, value))] == [True] * 3
 
 
@@ -307,7 +327,7 @@ def test_the_helpers_of_0_20_are_handed_wrapped_operands():
     te = 'te_general_gemm(total_input, grad_output, layout="NT", out=weight.main_grad)\n'
     source = f"{first}class LinearWithGrad{second}".replace(te, made + "            pass\n")
     new = sites("quant_sites", LAYERS, source, "0.20.0")
-    assert "_linear_forward(fprop_operands.lhs(total_input), fprop_operands.rhs(weight)," in new
+    assert "(_linear_forward)(fprop_operands.lhs(total_input), fprop_operands.rhs(weight)," in new
     assert new.count("wgrad_operands.rhs(total_input)") == 6
     assert new.count("_operands.lhs(grad_output), wgrad_operands.rhs(total_input))") == 2
 

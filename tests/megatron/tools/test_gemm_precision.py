@@ -32,7 +32,7 @@ def test_both_operands_are_blocked_along_the_contraction(program, site):
     lhs, rhs = program.operands(site, SIZES, torch.Generator().manual_seed(0))
     about = SITES[site]
     assert lhs.shape[about.lhs_axis] == rhs.shape[about.rhs_axis] == SIZES["k"]
-    made = program.multiply(site, lhs, rhs)
+    made = torch.matmul(*program.laid_out(site, lhs, rhs))
     batch = (2,) if site in ("qk", "pv") else ()
     assert made.shape == (*batch, 16, 24)
 
@@ -58,6 +58,12 @@ def test_an_unquantized_product_has_the_error_of_its_dtype_alone(program):
     assert found[torch.bfloat16]["total"]["max_ulp"] < 0.6
     assert 50 < found[torch.bfloat16]["total"]["sqnr_db"] < 60
     assert found[torch.float32]["total"]["sqnr_db"] > 130
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_a_product_with_scales_of_tensors_is_rounded_once(program, site):
+    row = program.measured(product(site, "nvfp4"), torch.bfloat16, 1)
+    assert row["product"]["max_ulp"] < 0.6
 
 
 def test_equal_seeds_draw_equal_operands(program):

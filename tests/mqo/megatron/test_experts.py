@@ -73,8 +73,8 @@ def typed(monkeypatch):
             seen.append(((*self.place, side), tensor.detach().clone()))
             return tensor
 
-        def save(self, *given):
-            self.operands.save(*given)
+        def __getattr__(self, name):
+            return getattr(self.operands, name)
 
     def start(quant_type):
         def operands(site, _, owner):

@@ -331,6 +331,22 @@ def test_both_operands_of_every_form_are_wrapped_in_place():
     assert "return q.lhs(a).mm(q.rhs(w))" in new
 
 
+def test_the_function_is_wrapped_and_a_method_of_an_operand_becomes_torchs():
+    source = """\
+        def f(a, w):
+            if wide:
+                return k.mm(
+                    a, w.t(), out=o
+                )
+            return a.t().mm(w)
+        """
+    forms = (Anchor("k.mm(a, w.t(), ...)"), Anchor("a.t().mm(w)"))
+    edit = WrapOperands("f", forms, {"a": "q.lhs", "w": "q.rhs"}, "q.product")
+    new = rewritten(source, edit)
+    assert "q.product(k.mm)(\n            q.lhs(a), q.rhs(w).t(), out=o\n" in new
+    assert "return q.product(torch.mm)(q.lhs(a).t(), q.rhs(w))" in new
+
+
 def test_an_operand_that_occurs_twice_in_a_match_is_refused():
     edit = WrapOperands("f", (Anchor("mm(a, ...)"),), {"a": "q"})
     with pytest.raises(DriftError, match="operand `a` occurs 2 times"):

@@ -6,6 +6,7 @@ Each rank's operands are shards of what one process makes of the whole, bit for 
 is measured of them; a NaN of one rank's shard is everyone's. Leaves with 1 where that is not so.
 """
 
+import math
 import os
 import sys
 from pathlib import Path
@@ -25,7 +26,7 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import SITES
 from mqo.quant.measurement import merge_measurements
 from mqo.quant.record import RECORDER
-from mqo.quant.spec import QuantSpec
+from mqo.quant.spec import QuantSpec, without_alpha
 from torch import distributed
 
 KINDS = ("fp8_tensor_e4m3", "nvfp4")
@@ -77,7 +78,7 @@ def uneven(*shape, seed):
 
 
 class Seen:
-    """What the quantizers were given and returned, {(site, layer, operand): (x, q)}, and said."""
+    """What the quantizers were given and returned, {(site, layer, operand): (x, Rounded)}."""
 
     def __init__(self):
         self.operands = {}
@@ -85,10 +86,10 @@ class Seen:
         self.observe = RECORDER.observe
         RECORDER.observe = self._note
 
-    def _note(self, site, layer, operand, spec, axis, original, quantized, *rest, **named):
-        kept = original.detach().clone(), quantized.detach().clone()
+    def _note(self, site, layer, operand, spec, axis, original, rounded, **named):
+        kept = original.detach().clone(), rounded._replace(tensor=rounded.tensor.detach().clone())
         self.operands[site, layer, operand] = kept
-        self.observe(site, layer, operand, spec, axis, original, quantized, *rest, **named)
+        self.observe(site, layer, operand, spec, axis, original, rounded, **named)
 
     def close(self):
         del RECORDER.observe
@@ -171,15 +172,16 @@ def same(one, two):
 def compare(spec, seen, whole, *, exact=True):
     """Hold a rank's operands against those that one process makes of the gathered shards."""
     assert seen.operands.keys() == whole.operands.keys()
-    narrower = 0
-    for (site, layer, operand), (original, quantized) in seen.operands.items():
+    narrower, spec = 0, without_alpha(spec)
+    for (site, layer, operand), (original, (quantized, _, alpha)) in seen.operands.items():
         axis = SITE_AXES[site, operand]
         dim = CUTS[layer.split(".")[-1]].get(operand)
         every = world.gathered(original)
         together = every[0] if dim is None else torch.cat(every, dim)
         if dim is None:
             assert all(same(each, original) for each in every), (site, layer, operand)
-        given, expected = whole.operands[site, layer, operand]
+        given, (expected, _, factor) = whole.operands[site, layer, operand]
+        assert math.isclose(alpha, factor, rel_tol=0.0 if exact else 1e-5)
         if exact:
             assert same(together, given), (site, layer, operand)
             assert same(fake_quantize(together, spec, axis=axis), expected)
@@ -258,7 +260,7 @@ def check_cache(kind):
 def check_packed(kind, whole):
     """An activation that is kept as codes has the scale of the whole, as fprop's operand."""
     for name in ("column", "row"):
-        _, fprop = whole[name].operands["fprop", name, "x"]
+        fprop = fake_quantize(whole[name].operands["fprop", name, "x"][0], QuantSpec(kind))
         part = distributed.get_rank(), distributed.get_world_size()
         expected = cut(fprop, -1, part) if "x" in CUTS[name] else fprop
         for sequence_parallel in (False, True):
@@ -280,8 +282,8 @@ def check_nan():
             layer.weight.data[0, 0] = bad
         seen = Seen()
         layer(torch.ones(TOKENS, 1, WIDE))
-        _, quantized = seen.close().operands["fprop", "column", "weight"]
-        assert quantized.isnan().all()
+        _, rounded = seen.close().operands["fprop", "column", "weight"]
+        assert rounded.tensor.isnan().all()
 
 
 world.run(check, processes=2)

@@ -11,6 +11,7 @@ from mqo.quant.gemms import gemm_operands
 from mqo.quant.measurement import merge_measurements
 from mqo.quant.micro_batches import extra_pass
 from mqo.quant.record import RECORDER, QuantRecord, Recorder, merge
+from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
 
 
@@ -24,7 +25,7 @@ def record(site="fprop", layer="a", operand="x", kind="mxfp8", **numbers):
 
 
 def observe(recorder, original, quantized, layer="a"):
-    recorder.observe("fprop", layer, "x", QuantSpec("mxfp8"), -1, original, quantized)
+    recorder.observe("fprop", layer, "x", QuantSpec("mxfp8"), -1, original, Rounded(quantized))
 
 
 def test_every_quantized_operand_is_counted_by_site_layer_operand_and_type():
@@ -82,7 +83,7 @@ def test_a_step_is_measured_by_key_over_all_its_micro_batches():
     for seed in range(3):
         operands.append(normal(4, 32, seed=seed))
         quantized = fake_quantize(operands[-1], spec)
-        recorder.observe("qk", "a", "query", spec, -1, operands[-1], quantized)
+        recorder.observe("qk", "a", "query", spec, -1, operands[-1], Rounded(quantized))
         observe(recorder, torch.ones(1), torch.ones(1), "b")
     linear, attention = recorder.end_step()
     assert (linear.key, attention.key[0]) == (("fprop", "b", "x", "mxfp8"), "qk")
@@ -179,7 +180,7 @@ def test_measuring_records_no_gradient():
     x = normal(4, 32).requires_grad_()
     RECORDER.begin_step(1)
     gemm_operands("fprop", "mxfp8", None).lhs(x)
-    RECORDER.observe("fprop", "a", "x", QuantSpec("mxfp8"), -1, x, 2 * x)
+    RECORDER.observe("fprop", "a", "x", QuantSpec("mxfp8"), -1, x, Rounded(2 * x))
     assert not any(t.requires_grad for tally in RECORDER._tallies.values() for t in tally.step)
 
 

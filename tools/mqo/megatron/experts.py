@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from mqo.megatron import linear
-from mqo.quant.gemms import gemm_operands
+from mqo.quant.gemms import GemmOperands, gemm_operands
 from mqo.quant.packed_activations import saved_operands
+from mqo.quant.products import Alphas, matmul
 
 # CUDA's grouped product needs a summed axis of rows in multiples of 16 bytes.
 ROWS = 8
@@ -117,7 +118,7 @@ class _Saved:
 class _GroupedGemm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, counts: list[int], *weights: Parameter) -> Tensor:
-        operands = _operands("fprop", weights)
+        operands, alphas = _operands("fprop", weights)
         inputs, saved = tokens.split(counts), [_Saved() for _ in weights]
         for store, gemm, x, weight in zip(saved, operands, inputs, weights, strict=True):
             store.save_for_backward(x, weight)
@@ -131,7 +132,7 @@ class _GroupedGemm(torch.autograd.Function):
             [gemm.lhs(x) for gemm, x in zip(operands, inputs, strict=True)], tokens
         )
         rhs = [gemm.rhs(weight) for gemm, weight in zip(operands, weights, strict=True)]
-        return _product(lhs, torch.stack(rhs).transpose(1, 2), counts)
+        return _product(lhs, torch.stack(rhs).transpose(1, 2), counts, alphas)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -142,22 +143,24 @@ class _GroupedGemm(torch.autograd.Function):
             store.saved_tensors = ()
         grads = grad.split(ctx.counts)
 
-        operands = _operands("dgrad", ctx.weights)
+        operands, alphas = _operands("dgrad", ctx.weights)
         lhs = _as_one_tensor([gemm.lhs(g) for gemm, g in zip(operands, grads, strict=True)], grad)
         rhs = [gemm.rhs(weight) for gemm, (_, weight) in zip(operands, pairs, strict=True)]
-        of_tokens = _product(lhs, torch.stack(rhs), ctx.counts)
+        of_tokens = _product(lhs, torch.stack(rhs), ctx.counts, alphas)
 
-        operands = _operands("wgrad", ctx.weights)
+        operands, alphas = _operands("wgrad", ctx.weights)
         left = [_padded(gemm.lhs(g)) for gemm, g in zip(operands, grads, strict=True)]
         right = [_padded(gemm.rhs(x)) for gemm, (x, _) in zip(operands, pairs, strict=True)]
         counts = [len(part) for part in left]
-        of_weights = _product(_as_one_tensor(left, grad).t(), torch.cat(right), counts)
+        of_weights = _product(_as_one_tensor(left, grad).t(), torch.cat(right), counts, alphas)
         return of_tokens, None, *of_weights.unbind()
 
 
-def _operands(site: str, weights: Sequence[Parameter]) -> list[Any]:
+def _operands(site: str, weights: Sequence[Parameter]) -> tuple[list[GemmOperands], list[Alphas]]:
+    """Return the quantizers of each expert's operands, and the alphas that they exclude."""
     quant_type = linear.source_types()[site]
-    return [gemm_operands(site, quant_type, weight) for weight in weights]
+    operands = [gemm_operands(site, quant_type, weight) for weight in weights]
+    return operands, [gemm.separate_alphas() for gemm in operands]
 
 
 def _as_one_tensor(parts: list[Tensor], whole: Tensor) -> Tensor:
@@ -171,7 +174,17 @@ def _padded(rows: Tensor) -> Tensor:
     return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-def _product(left: Tensor, right: Tensor, counts: list[int]) -> Tensor:
-    """Multiply group by group; `counts` are rows of `left`, or elements of the summed axis."""
-    ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
-    return torch.nn.functional.grouped_mm(left, right, offs=ends.to(left.device))
+def _product(left: Tensor, right: Tensor, counts: list[int], alphas: list[Alphas]) -> Tensor:
+    """Multiply group by group; `counts` are rows of `left`, or elements of the summed axis.
+
+    torch's grouped product has no alpha: with alphas, groups are multiplied one by one.
+    """
+    if all(alpha == Alphas() for alpha in alphas):
+        ends = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
+        return torch.nn.functional.grouped_mm(left, right, offs=ends.to(left.device))
+    factors = [alpha.both for alpha in alphas]
+    if right.dim() == 3:
+        parts = zip(left.split(counts), right, factors, strict=True)
+        return torch.cat([matmul(*part) for part in parts])
+    parts = zip(left.split(counts, dim=1), right.split(counts), factors, strict=True)
+    return torch.stack([matmul(*part) for part in parts])

@@ -52,11 +52,16 @@ class InsertBefore:
 
 @dataclass(frozen=True)
 class WrapOperands:
-    """In each match, replace name N by `wrappers[N](N)`; each N must occur there exactly once."""
+    """In each match, replace name N by `wrappers[N](N)`; each N must occur there exactly once.
+
+    With `function`, matches are calls `f(x, y)` of such operands, which become `function(f)(x, y)`;
+    a method of an operand, as in `x.f(y)`, becomes `function(torch.f)(x, y)`.
+    """
 
     scope: str
     anchors: tuple[Anchor, ...]
     wrappers: Mapping[str, str]
+    function: str = ""
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,23 @@ class _Insertion:
     take_comments: bool = False
 
 
+@dataclass(frozen=True)
+class _Function:
+    """The code of a function that a call gets; of a method, the object becomes an argument."""
+
+    code: str
+    was_method: bool
+
+    def called_by(self, call: cst.Call) -> cst.Call:
+        """Return a call of the function with the same arguments."""
+        arguments = list(call.args)
+        if self.was_method:
+            comma = cst.Comma(whitespace_after=cst.SimpleWhitespace(" "))
+            owner = cst.ensure_type(call.func, cst.Attribute).value
+            arguments.insert(0, cst.Arg(owner, comma=comma))
+        return call.with_changes(func=cst.parse_expression(self.code), args=arguments)
+
+
 class _Changes:
     """The changes to one module: all are found in the parsed module, then made at once."""
 
@@ -88,6 +105,7 @@ class _Changes:
         self.replaced: dict[int, cst.BaseExpression] = {}
         self.inserted: defaultdict[int, list[_Insertion]] = defaultdict(list)
         self.parameters: dict[int, Sequence[cst.Param]] = {}
+        self.called: dict[int, _Function] = {}
         self.definitions: set[int] = set()
         self._scopes: dict[str, Scope] = {}
 
@@ -116,6 +134,8 @@ class _Changes:
                 for hit in self._hits(edit.scope, edit.anchors):
                     for name, wrapper in edit.wrappers.items():
                         self._replace(_operand(hit, name), f"{wrapper}({name})")
+                    if edit.function:
+                        self._wrap_function(hit, edit)
             case ReplaceExpression():
                 for hit in self._hits(edit.scope, (edit.anchor,)):
                     self._replace(hit, edit.code)
@@ -124,7 +144,7 @@ class _Changes:
         """Return the module with all noted changes."""
         maker = _Maker(self)
         module = self.module.visit(maker)
-        noted = len(self.replaced) + len(self.inserted) + len(self.parameters)
+        noted = len(self.replaced) + len(self.inserted) + len(self.parameters) + len(self.called)
         assert maker.done == noted, "a place was not in the module"
         return module
 
@@ -146,6 +166,15 @@ class _Changes:
         if not here.params:
             raise CountOffError(f"function `{edit.scope}` has no positional parameter")
         self.parameters[id(here)] = added.params
+
+    def _wrap_function(self, hit: cst.CSTNode, edit: WrapOperands) -> None:
+        call = cst.ensure_type(hit, cst.Call)
+        names = {node.value for node in Scope(call.func).nodes if isinstance(node, cst.Name)}
+        name, is_method = self.module.code_for_node(call.func), False
+        if not names.isdisjoint(edit.wrappers):
+            name = f"torch.{cst.ensure_type(call.func, cst.Attribute).attr.value}"
+            is_method = True
+        self.called[id(hit)] = _Function(f"{edit.function}({name})", is_method)
 
     def _replace(self, old: cst.CSTNode, code: str) -> None:
         self.replaced[id(old)] = cst.parse_expression(code, self.module.config_for_parsing)
@@ -184,7 +213,8 @@ class _Maker(cst.CSTTransformer):
 
     def on_leave(self, original_node: cst.CSTNode, updated_node: Any) -> Any:
         key, changes = id(original_node), self.changes
-        self.done += key in changes.replaced or key in changes.inserted or key in changes.parameters
+        noted = (changes.replaced, changes.inserted, changes.parameters, changes.called)
+        self.done += any(key in nodes for nodes in noted)
         if key in changes.replaced:
             return changes.replaced[key]
         if key in changes.inserted:
@@ -192,6 +222,8 @@ class _Maker(cst.CSTTransformer):
         if key in changes.parameters:
             params = _after_last(updated_node.params, changes.parameters[key])
             return updated_node.with_changes(params=params)
+        if key in changes.called:
+            return changes.called[key].called_by(updated_node)
         return updated_node
 
 

@@ -11,12 +11,16 @@ Blocks and scales run along the axis that a product sums over, which `[sites]` i
 for each operand. patches/quant_sites.py inserts the calls into Megatron's source, as in
 
     operands = gemm_operands("fprop", custom_quant_type, weight)
-    output = torch.matmul(operands.lhs(x), operands.rhs(weight).t())
+    output = operands.product(torch.matmul)(operands.lhs(x), operands.rhs(weight).t())
+
+The call of `product` comes before those of `lhs` and `rhs`, which therefore exclude the scale of
+the tensor; products.py applies it. Without that call, as in attention's fused kernels and in
+Transformer Engine, operands include it.
 """
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +29,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mqo.quant import micro_batches
-from mqo.quant.backend import fake_quantize
+from mqo.quant.backend import fake_quantize, is_fake
 from mqo.quant.config import current, is_excluded, scheduled, spec_of
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
@@ -33,9 +37,12 @@ from mqo.quant.hadamard import transform
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
+from mqo.quant.products import Alphas, is_known, with_alphas
 from mqo.quant.progress import step
 from mqo.quant.record import RECORDER
-from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
+from mqo.quant.rounded import Rounded
+from mqo.quant.scales import alpha_of
+from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec, without_alpha
 from mqo.quant.stochastic import derive_seed
 from mqo.quant.tensor_amax import Shards, is_shard, largest, shard_rank, shared_amax
 from mqo.quant.weights import cached
@@ -51,6 +58,17 @@ class GemmOperands:
 
     __slots__ = ()
 
+    def product(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `function`, or one that computes the same product of `lhs` and `rhs` with alphas.
+
+        Call it before `lhs` and `rhs`.
+        """
+        return function
+
+    def separate_alphas(self) -> Alphas:
+        """Exclude alphas from the operands from now on; `lhs` and `rhs` set the returned ones."""
+        return Alphas()
+
     def lhs(self, tensor: Tensor) -> Tensor:
         """Return the left operand for the GEMM."""
         return tensor
@@ -59,11 +77,11 @@ class GemmOperands:
         """Return the right operand for the GEMM."""
         return tensor
 
-    def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
+    def lhs_parts(self, like: Tensor, shape: tuple[int, int, int], amax: float) -> OperandParts:
         """Return a quantizer that takes the left operand in parts.
 
-        `shape` and `amax` (float32 []) are those of the whole operand. Quantization is along its
-        last axis.
+        `shape` and `amax` are those of the whole operand, which has the device of `like`.
+        Quantization is along its last axis.
         """
         return OperandParts(("", "", ""), QuantSpec(NONE), shape)
 
@@ -75,13 +93,14 @@ class GemmOperands:
 _UNQUANTIZED = GemmOperands()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class QuantizedOperands(GemmOperands):
     """Quantizes and records the operands of one layer's GEMM.
 
     `quant_type` is the type of the site. Transformed operands are padded to a multiple of the
     transform's size. `repeats` is the number of query heads that share a key and a value. Gradients
-    use the straight-through estimator, also for elements that saturate.
+    use the straight-through estimator, also for elements that saturate. `alphas` are the factors
+    that the operands exclude; None if they include them.
     """
 
     site: GemmSite
@@ -89,22 +108,40 @@ class QuantizedOperands(GemmOperands):
     layer: str
     shards: Shards | None = None
     repeats: int = 1
+    alphas: Alphas | None = None
+
+    def product(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that computes the product of `lhs` and `rhs`, as the base class does.
+
+        For a function that products.py does not know, `lhs` and `rhs` include alpha.
+        """
+        return with_alphas(function, self.separate_alphas()) if is_known(function) else function
+
+    def separate_alphas(self) -> Alphas:
+        """Exclude alphas from the operands, as the base class does."""
+        self.alphas = Alphas()
+        return self.alphas
 
     def lhs(self, tensor: Tensor) -> Tensor:
         """Return the left operand, quantized along the site's contraction axis."""
-        return self._straight_through(tensor, self.site.lhs, self.site.lhs_axis)
+        return self._straight_through(tensor, "lhs")
 
     def rhs(self, tensor: Tensor) -> Tensor:
         """Return the right operand, quantized along the site's contraction axis."""
-        return self._straight_through(tensor, self.site.rhs, self.site.rhs_axis)
+        return self._straight_through(tensor, "rhs")
 
-    def lhs_parts(self, shape: tuple[int, int, int], amax: Tensor | None) -> OperandParts:
+    def lhs_parts(self, like: Tensor, shape: tuple[int, int, int], amax: float) -> OperandParts:
         """Return a quantizer that takes the left operand in parts, as the base class does."""
         operand = self.site.lhs
         spec = self._operand_spec(operand).spec
-        needed = amax if spec.scales_by_tensor else None
+        needed = None
+        if spec.scales_by_tensor:
+            needed = torch.full((), amax, dtype=torch.float32, device=like.device)
+        if self.alphas:
+            self.alphas.lhs = alpha_of(amax, spec)
+        alpha = self.alphas.lhs if self.alphas else None
         key = (self.site.name, self.layer, operand)
-        return OperandParts(key, spec, shape, self._seed(operand, spec), needed)
+        return OperandParts(key, spec, shape, self._seed(operand, spec), needed, alpha)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Store the micro-batch in `ctx`, and replace the activation by codes if it is packed.
@@ -123,7 +160,8 @@ class QuantizedOperands(GemmOperands):
             seed = self._seed(operand, spec, part=_part(activation, gathered, self.shards))
             save_packed(ctx, activation, weight, spec, axis, seed, amax)
 
-    def _straight_through(self, tensor: Tensor, operand: str, axis: int) -> Tensor:
+    def _straight_through(self, tensor: Tensor, side: str) -> Tensor:
+        operand = getattr(self.site, side)
         operand_spec = self._operand_spec(operand)
         spec = operand_spec.spec
         if operand == "probs" and current().unnormalized_probs and spec.quant_type != NONE:
@@ -134,47 +172,54 @@ class QuantizedOperands(GemmOperands):
             )
         if spec.quant_type == NONE and operand_spec.hadamard is None:
             return tensor
-        quantize = partial(self._quantize, operand, operand_spec, axis)
+        quantize = partial(self._quantize, side, operand_spec)
         if spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
             quantize = partial(_once_a_group, self.repeats, quantize)
         straight_through: Any = _StraightThrough
         rounded: Tensor = straight_through.apply(tensor, quantize)
         return rounded
 
-    def _quantize(
-        self, operand: str, operand_spec: OperandSpec, axis: int, original: Tensor
-    ) -> Tensor:
-        spec = operand_spec.spec
+    def _quantize(self, side: str, operand_spec: OperandSpec, original: Tensor) -> Tensor:
+        """Return one operand, quantized; set its alpha if operands exclude alphas."""
+        operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
+        key, spec = (self.site.name, self.layer, operand), operand_spec.spec
         keeps = isinstance(original, Parameter) and current().cache_weights
         seed = self._seed(operand, spec, keeps)
+        excluding = without_alpha(spec) if self.alphas else spec
 
         @functools.cache
         def prepared() -> tuple[Tensor, Tensor | None]:
             return self._prepared(operand, operand_spec, axis, original)
 
-        def make(out: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        def make(out: Tensor | None = None) -> Rounded:
             x, own_amax = prepared()
             if not operand_spec.is_plain:  # `x` is new: overwrite it unless it is measured
                 out = None if RECORDER.measuring else x
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
-            return fake_quantize(x, spec, axis=axis, out=out, seed=seed, amax=amax), amax
+            if amax is None and excluding.without_alpha:
+                amax = largest(x)
+            rounded = fake_quantize(x, excluding, axis=axis, out=out, seed=seed, amax=amax)
+            return Rounded(rounded, amax, _alpha(amax, excluding))
 
         if keeps:
             seeds = (seed, self._sign_seed(operand_spec.hadamard))
-            quantized, amax = cached(original, operand_spec, axis, seeds, make)
+            rounded = cached(original, replace(operand_spec, spec=excluding), axis, seeds, make)
         else:
-            quantized, amax = make()
+            rounded = make()
         if current().check_nan:
-            key = (self.site.name, self.layer, operand)
-            check_rounding(*key, spec.quant_type, original, quantized)
+            check_rounding(*key, spec.quant_type, original, rounded.tensor)
         if spec.quant_type != NONE:
             measured = prepared()[0] if RECORDER.measuring else original
-            key = (self.site.name, self.layer, operand)
-            RECORDER.observe(*key, spec, axis, measured, quantized, amax, dump=original)
-        if quantized.dtype == original.dtype and operand_spec.gain == 1.0:
-            return quantized
-        return (quantized * (1.0 / operand_spec.gain)).to(original.dtype)
+            RECORDER.observe(*key, spec, axis, measured, rounded, dump=original)
+        return self._without_gain(side, operand_spec.gain, rounded).to(original.dtype)
+
+    def _without_gain(self, side: str, gain: float, rounded: Rounded) -> Tensor:
+        """Return an operand divided by its gain, which becomes part of an alpha."""
+        if self.alphas:
+            setattr(self.alphas, side, rounded.alpha / gain)
+            return rounded.tensor
+        return rounded.tensor if gain == 1.0 else rounded.tensor * (1.0 / gain)
 
     def _operand_spec(self, operand: str) -> OperandSpec:
         return spec_of(self.site.name, operand, self.layer, self.quant_type)
@@ -236,6 +281,13 @@ class QuantizedOperands(GemmOperands):
             operand=operand,
             layer=self.layer,
         )
+
+
+def _alpha(amax: Tensor | None, spec: QuantSpec) -> float:
+    """Return the alpha that `spec` excludes, 1 if none; wait for the device."""
+    if amax is None or not spec.without_alpha or is_fake(amax):
+        return 1.0
+    return alpha_of(amax.item(), spec)
 
 
 class _StraightThrough(torch.autograd.Function):

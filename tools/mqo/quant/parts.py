@@ -10,7 +10,8 @@ from mqo.quant.config import current
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE
 from mqo.quant.record import RECORDER
-from mqo.quant.spec import QuantSpec
+from mqo.quant.rounded import Rounded
+from mqo.quant.spec import QuantSpec, without_alpha
 from mqo.quant.stochastic import skipped
 from mqo.quant.tensor_amax import largest
 
@@ -20,7 +21,8 @@ class OperandParts:
     """Quantizes parts of an operand [matrices, rows, size] along its last axis.
 
     key: site, layer and operand. shape: that of the whole operand. seed: for stochastic rounding.
-    amax: that of the whole operand, float32 [], for formats that scale by it.
+    amax: that of the whole operand, float32 [], for formats that scale by it. alpha: the scale of
+    the tensor, if quantized parts exclude it.
     """
 
     key: tuple[str, str, str]
@@ -28,6 +30,7 @@ class OperandParts:
     shape: tuple[int, int, int]
     seed: int | None = None
     amax: Tensor | None = None
+    alpha: float | None = None
 
     @property
     def block(self) -> int:
@@ -52,14 +55,15 @@ class OperandParts:
         if self.spec.quant_type == NONE:
             return part
         amax = self.amax
+        spec = self.spec if self.alpha is None else without_alpha(self.spec)
         if amax is not None:
             amax = torch.maximum(amax, largest(part))  # propagate a NaN in formats without its code
         if self.seed is None:
-            return fake_quantize(part, self.spec, out=out, amax=amax)
+            return fake_quantize(part, spec, out=out, amax=amax)
         _, rows, size = self.shape
         for i, (x, rounded) in enumerate(zip(part, out, strict=True)):
             seed = skipped(self.seed, ((matrix + i) * rows + row) * size)
-            fake_quantize(x, self.spec, out=rounded, seed=seed, amax=amax)
+            fake_quantize(x, spec, out=rounded, seed=seed, amax=amax)
         return out
 
     def observe(self, part: Tensor, quantized: Tensor, matrix: int, row: int) -> None:
@@ -73,8 +77,7 @@ class OperandParts:
             self.spec,
             -1,
             part,
-            quantized,
-            self.amax,
+            Rounded(quantized, self.amax, 1.0 if self.alpha is None else self.alpha),
             calls=int(matrix == row == 0),
             within=(torch.Size(self.shape), (matrix, row)),
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 from mqo.quant.config import current
 from mqo.quant.formats import SITES
 from mqo.quant.measurement import Measurement, Sums, decibels, measure, merged
+from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
 
 # Replaces the quant type in the records of a layer that the run leaves unquantized.
@@ -99,21 +100,20 @@ class Recorder:
         spec: QuantSpec,
         axis: int,
         original: Tensor,
-        quantized: Tensor,
-        amax: Tensor | None = None,
+        rounded: Rounded,
         dump: Tensor | None = None,
         calls: int = 1,
         within: Within | None = None,
     ) -> None:
         """Count a call, and measure it if its step is measured, without waiting for the device.
 
-        `amax` is the argument of `fake_quantize`. A dumped step keeps `dump` instead of `original`,
+        A dumped step keeps `dump` instead of `original`,
         which was computed from it. If an operand comes in parts, one part counts as the call, the
         others as 0 `calls`, and `within` is the position of the part.
         """
         tally = self.count(site, layer, operand, spec.quant_type, calls)
         if self._measuring:
-            sums = measure(original, quantized, spec, axis, amax)
+            sums = measure(original, rounded.value(), spec, axis, rounded.amax)
             if not calls and not spec.block:  # the first part counted the operand's only scale
                 sums = sums._replace(scales=torch.zeros_like(sums.scales))
             tally.step = sums if tally.step is None else tally.step.add(sums)

@@ -24,6 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from mqo.quant.rounded import Rounded
 from mqo.quant.spec import OperandSpec
 
 _epoch = 0
@@ -42,11 +43,10 @@ class _State:
 
 @dataclass(frozen=True)
 class _Entry:
-    """A quantized weight, the amax of its scale, and the state of the weight."""
+    """A quantized weight, and the state of the weight."""
 
     state: _State
-    quantized: Tensor
-    amax: Tensor | None
+    rounded: Rounded
 
 
 # weight -> {(operand_spec, axis): entry}; entries are removed with their weight.
@@ -72,17 +72,16 @@ def cached(
     operand_spec: OperandSpec,
     axis: int,
     seeds: tuple[int | None, ...],
-    quantize: Callable[[Tensor | None], tuple[Tensor, Tensor | None]],
-) -> tuple[Tensor, Tensor | None]:
-    """Return the current `weight` quantized by `operand_spec` along `axis`, and its amax.
+    quantize: Callable[[Tensor | None], Rounded],
+) -> Rounded:
+    """Return the current `weight` quantized by `operand_spec` along `axis`.
 
     `seeds` are those of stochastic rounding and of the Hadamard transform's signs.
 
     If the quantized values do not depend on the axis, all axes share one copy.
 
     If no copy is valid, `quantize(out)` makes one. It writes to `out`, the memory of the outdated
-    copy, or to new memory if `out` is None. The returned amax is the one it used, if any. Do not
-    write to the returned tensors.
+    copy, or to new memory if `out` is None. Do not write to the returned tensors.
     """
     kept = _entries.setdefault(weight, {})
     key = (operand_spec, None if operand_spec.is_same_along_all_axes else axis)
@@ -90,10 +89,11 @@ def cached(
     storage = StorageWeakRef(weight.untyped_storage())
     state = _State(_epoch, weight._version, storage, weight.data_ptr(), seeds)
     if entry is None or entry.state != state:
-        out = None if entry is None else _reusable(entry.quantized, weight)
-        entry = kept[key] = _Entry(state, *quantize(out))
+        out = None if entry is None else _reusable(entry.rounded.tensor, weight)
+        entry = kept[key] = _Entry(state, quantize(out))
     # A new tensor with the same memory: the cached one must not become part of a graph.
-    return entry.quantized.detach(), entry.amax
+    rounded = entry.rounded
+    return Rounded(rounded.tensor.detach(), rounded.amax, rounded.alpha)
 
 
 def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
@@ -104,7 +104,7 @@ def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
 
 def cached_bytes() -> int:
     """Return the size of the cache in bytes, summed over all devices."""
-    return sum(e.quantized.nbytes for kept in _entries.values() for e in kept.values())
+    return sum(e.rounded.tensor.nbytes for kept in _entries.values() for e in kept.values())
 
 
 def clear() -> None:

@@ -12,6 +12,7 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import FORMATS
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.parts import OperandParts
+from mqo.quant.products import Alphas
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
@@ -43,7 +44,7 @@ def unfused(layer, types, query, key, value, mask=None, kept=None):
     qk = gemm_operands("qk", types[0], layer)
     key, value = (t.repeat_interleave(repeats, 2).flatten(1, 2) for t in (key, value))
     query = query.flatten(1, 2)
-    scores = torch.baddbmm(
+    scores = qk.product(torch.baddbmm)(
         query.new_empty(b * heads, sq, sk),
         qk.lhs(query).transpose(0, 1),
         qk.rhs(key).transpose(0, 1).transpose(1, 2),
@@ -60,10 +61,11 @@ def unfused(layer, types, query, key, value, mask=None, kept=None):
     hidden = scores if mask is None else scores.masked_fill(mask, HIDDEN)
     probs = hidden.softmax(-1).to(query.dtype).view(b * heads, sq, sk)
     pv = gemm_operands("pv", types[1], layer)
+    multiply = pv.product(torch.bmm)
     rounded = pv.lhs(probs)
     if kept is not None:
         kept["codes"] = rounded.detach()
-    context = torch.bmm(rounded, pv.rhs(value).transpose(0, 1)).view(b, heads, sq, -1)
+    context = multiply(rounded, pv.rhs(value).transpose(0, 1)).view(b, heads, sq, -1)
     return context.permute(2, 0, 1, 3).flatten(2)
 
 
@@ -108,17 +110,18 @@ def assert_as_unfused(tensors, quant_type, tolerance=1e-6, moved=0):
     right = gradients(expected, tensors)
     query, key, value = tensors
     sq, b, heads, _ = query.shape
-    parts = gemm_operands("pv", quant_type, layer).lhs_parts(
-        (b * heads, sq, key.size(0)), torch.ones(())
-    )
+    pv = gemm_operands("pv", quant_type, layer)
+    alphas = Alphas(), pv.separate_alphas()
+    parts = pv.lhs_parts(query, (b * heads, sq, key.size(0)), 1.0)
     KNOWN["moved"] = 0
     found = chunked_attention(
         query,
         key,
-        gemm_operands("pv", quant_type, layer).rhs(value),
+        pv.rhs(value),
         scores=Scores(SCALE),
         visible=Visible((Span(0, sq, 0),)),
-        probs=Given(parts.key, parts.spec, parts.shape, parts.seed, parts.amax),
+        probs=Given(parts.key, parts.spec, parts.shape, parts.seed, parts.amax, parts.alpha),
+        alphas=alphas,
     )
     assert error(found, expected) < tolerance
     for one, other in zip(gradients(found, tensors), right, strict=True):

@@ -35,6 +35,32 @@ def test_where_the_probabilities_stay_the_values_are_quantized(operands, options
     assert torch.equal(found, fused_attention(query, key, rounded, scale=0.25, causal=True))
 
 
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8_tensor_e4m3"])
+def test_scales_of_query_and_key_become_a_part_of_the_softmax_scale(operands, kind, monkeypatch):
+    query, key, value = operands()
+    query = (3e-5 * query).detach().requires_grad_()
+    given = []
+
+    def attend(query, key, value, **rest):
+        given.append((query, key, rest["scale"]))
+        return fused_attention(query, key, value, **rest)
+
+    monkeypatch.setattr(paths, "fused_attention", attend)
+    layer, tensors = Layer(), (query, key, value)
+    qk = gemm_operands("qk", kind, layer)
+    context = paths.fused_context(layer, "none", (), qk, *tensors, Tracker())
+    (scaled, _, scale), *_ = given
+    assert scaled.bfloat16().float().equal(scaled)
+    assert 0.25 / 4 <= scale <= 0.25
+    qk = gemm_operands("qk", kind, layer)
+    expected = fused_attention(qk.lhs(query), qk.rhs(key), value, scale=0.25, causal=True)
+    torch.testing.assert_close(context, expected)
+    grad = torch.randn(context.shape, generator=torch.Generator().manual_seed(5))
+    found = torch.autograd.grad(context, tensors, grad)
+    for one, other in zip(found, torch.autograd.grad(expected, tensors, grad), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+
+
 def test_an_excluded_layer_is_counted(operands, options):
     options('[layers]\nexclude = ["*"]\n')
     found = fused_context(Layer(), *operands(), Tracker(), "mxfp4")

@@ -5,6 +5,7 @@ import torch
 from mqo.megatron.run import guard, observe, resumed_types
 from mqo.quant import config, progress
 from mqo.quant.record import RECORDER
+from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
 
 
@@ -45,7 +46,7 @@ def quantized():
         x = torch.arange(32.0)
         RECORDER.begin_step(1)
         for operand in operands:
-            RECORDER.observe(site, layer, operand, QuantSpec(quant_type), -1, x, x + 0.5)
+            RECORDER.observe(site, layer, operand, QuantSpec(quant_type), -1, x, Rounded(x + 0.5))
         RECORDER.end_step()
 
     return quantize

@@ -16,6 +16,8 @@ from mqo.megatron.layers import label_layers
 from mqo.megatron.transformer_engine.passes import attach
 from mqo.megatron.transformer_engine.releases import FACTORY
 from mqo.quant import config, weights
+from mqo.quant.gemms import QuantizedOperands
+from mqo.quant.products import Alphas
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
 
@@ -134,20 +136,30 @@ def give_weights(model, local):
 
 
 class Seen:
-    """What the quantizers were given and returned, {(site, layer, operand): [(x, q), ...]}."""
+    """What the quantizers were given and returned, {(site, layer, operand): [(x, q), ...]}.
+
+    Local layers multiply operands that include alpha meanwhile, as the engine's do: an operand that
+    excludes it has a product with other bits, and the next layer other operands.
+    """
 
     def __init__(self):
         self.operands = {}
+        self.separate_alphas = QuantizedOperands.separate_alphas
+        QuantizedOperands.separate_alphas = lambda self: Alphas()
         self.observe = RECORDER.observe
         RECORDER.observe = self._note
 
-    def _note(self, site, layer, operand, spec, axis, original, quantized, *rest, **named):
-        kept = (original.detach().clone().flatten(0, -2), quantized.detach().clone().flatten(0, -2))
+    def _note(self, site, layer, operand, spec, axis, original, rounded, **named):
+        kept = (
+            original.detach().clone().flatten(0, -2),
+            rounded.tensor.detach().clone().flatten(0, -2),
+        )
         self.operands.setdefault((site, layer, operand), []).append(kept)
-        self.observe(site, layer, operand, spec, axis, original, quantized, *rest, **named)
+        self.observe(site, layer, operand, spec, axis, original, rounded, **named)
 
     def close(self):
         RECORDER.observe = self.observe
+        QuantizedOperands.separate_alphas = self.separate_alphas
         return self.operands
 
 

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from mqo.megatron.attention.chunks import HIDDEN, Chunk, ChunkPlan, Visible
+from mqo.quant import products
 from mqo.quant.parts import OperandParts
+from mqo.quant.products import Alphas, bmm
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def chunked_attention(
     scores: Scores,
     visible: Visible,
     probs: OperandParts,
+    alphas: tuple[Alphas, Alphas],
 ) -> Tensor:
     """Compute attention of grouped queries in Megatron's layout, differentiable once.
 
@@ -50,11 +53,12 @@ def chunked_attention(
         scores: their scale, and the settings of the softmax.
         visible: the keys that each query sees.
         probs: quantizes the probabilities, [b * np, sq, sk]; gradients pass straight through.
+        alphas: factors of query and key, and of probabilities and value.
 
     Returns:
         [sq, b, np * hv].
     """
-    return _Chunked.apply(query, key, value, _Settings(scores, visible, probs))
+    return _Chunked.apply(query, key, value, _Settings(scores, visible, probs, *alphas))
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ class _Settings:
     scores: Scores
     visible: Visible
     probs: OperandParts
+    qk: Alphas
+    pv: Alphas
 
 
 class _Chunked(torch.autograd.Function):
@@ -158,7 +164,8 @@ class _Work:
 
     def context(self, chunk: Chunk, probabilities: _Probabilities) -> Tensor:
         """Return the product of the rounded probabilities and the values."""
-        context = torch.bmm(self.by_group(chunk, probabilities.rounded), self.values(chunk))
+        rounded = self.by_group(chunk, probabilities.rounded)
+        context = bmm(rounded, self.values(chunk), self.settings.pv.both)
         return context if probabilities.row is None else context.mul_(probabilities.row)
 
     def by_group(self, chunk: Chunk, tensor: Tensor) -> Tensor:
@@ -175,8 +182,9 @@ class _Work:
         """Return a chunk's probabilities, exact and rounded."""
         scores = self.space(self._scores, chunk)
         query, keys = self.take(self.query, chunk), self.keys(chunk)
-        self.by_group(chunk, scores).baddbmm_(
-            query, keys.transpose(1, 2), beta=0.0, alpha=self.settings.scores.scale
+        scale, alpha = self.settings.scores.scale, self.settings.qk.both
+        products.scores(
+            *(query, keys.transpose(1, 2), scale, alpha), out=self.by_group(chunk, scores)
         )
         taken = self.space(self._input, chunk)
         if taken.dtype != scores.dtype:
@@ -237,15 +245,18 @@ class _Gradients(_Work):
     def add(self, chunk: Chunk, probabilities: _Probabilities, grad: Tensor) -> None:
         """Add the gradients of a chunk; `grad` is [matrices, repeats * queries, hv]."""
         weighted = grad if probabilities.row is None else (grad * probabilities.row).to(grad.dtype)
-        self._accumulate(self._of_value, chunk, probabilities.rounded, weighted)
+        settings, values = self.settings, self.values(chunk)
+        self._accumulate(self._of_value, chunk, probabilities.rounded, weighted, settings.pv.lhs)
         # The rounded probabilities are no longer needed.
         product = self.space(self._scores, chunk)
-        torch.bmm(grad, self.values(chunk).transpose(1, 2), out=self.by_group(chunk, product))
+        of_probs = self.by_group(chunk, product)
+        bmm(grad, values.transpose(1, 2), settings.pv.rhs, out=of_probs)
         scores = self._through_softmax(chunk, product, probabilities.softmax)
-        scale = self.settings.scores.scale
-        of_query = torch.bmm(scores, self.keys(chunk)).mul_(scale)
+        scale = settings.scores.scale
+        of_query = bmm(scores, self.keys(chunk), settings.qk.rhs).mul_(scale)
         self.put(self.by_matrix(self._of_query), chunk, of_query)
-        self._accumulate(self._of_key, chunk, scores, self.take(self.query, chunk), scale)
+        query = self.take(self.query, chunk)
+        self._accumulate(self._of_key, chunk, scores, query, settings.qk.lhs, scale)
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of query, key and value."""
@@ -274,16 +285,22 @@ class _Gradients(_Work):
         return self.by_group(chunk, gradient)
 
     def _accumulate(
-        self, total: Tensor, chunk: Chunk, scores: Tensor, rows: Tensor, scale: float = 1.0
+        self,
+        total: Tensor,
+        chunk: Chunk,
+        scores: Tensor,
+        rows: Tensor,
+        alpha: float,
+        scale: float = 1.0,
     ) -> None:
-        """Add scale * scores^T @ rows to the part of `total` for the chunk's keys."""
+        """Add scale * alpha * scores^T @ rows to the part of `total` for the chunk's keys."""
         part = total[chunk.first : chunk.last, chunk.low : chunk.high]
         scores, repeats = self.by_group(chunk, scores), self.plan.repeats
         if self.plan.rows == self.plan.queries:
             # Head by head, as upstream does with repeated keys: mostly the same bits.
             scores = scores.unflatten(1, (repeats, -1)).flatten(0, 1)
             rows = rows.unflatten(1, (repeats, -1)).flatten(0, 1)
-        product = torch.bmm(scores.transpose(1, 2), rows)
+        product = bmm(scores.transpose(1, 2), rows, alpha)
         if scale != 1.0:
             product.mul_(scale)
         part += product.unflatten(0, (part.size(0), -1)).sum(1)

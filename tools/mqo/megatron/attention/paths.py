@@ -14,6 +14,7 @@ from mqo.megatron.attention.fused import fused_attention
 from mqo.megatron.attention.packed import spans_of
 from mqo.quant.config import current
 from mqo.quant.gemms import GemmOperands, gemm_operands
+from mqo.quant.products import fold
 
 
 class FusedAttentionError(RuntimeError):
@@ -44,10 +45,12 @@ def fused_context(
     """
     packed = query.dim() == 3
     query, key, value = _with_batch(query, key, value)
+    alphas = qk.separate_alphas()
     query, key = qk.lhs(query), qk.rhs(key)
+    (query, left), (key, right) = fold(query, alphas.lhs), fold(key, alphas.rhs)
     value = gemm_operands("pv", pv_type, layer).rhs(value)
     dropout = dropout_of(layer)
-    fused = partial(fused_attention, scale=layer.softmax_scale, dropout=dropout)
+    fused = partial(fused_attention, scale=layer.softmax_scale * left * right, dropout=dropout)
     own = dropout and not layer.config.sequence_parallel
     contexts = []
     with rng_tracker.fork() if own else nullcontext():
@@ -91,12 +94,13 @@ def _quantized(
     normalized = not current().unnormalized_probs
     wide = (softmax.input_in_float16 and softmax.softmax_in_fp32) or not normalized
     dtype = torch.float32 if wide else None
+    alphas = qk.separate_alphas(), pv.separate_alphas()
     # The amax is 1: the first query of a causal mask sees one key, with probability 1, and
     # unnormalized probabilities have a 1 in each row.
-    whole = torch.ones((), dtype=torch.float32, device=query.device)
-    parts = pv.lhs_parts((batch * heads, queries, key.size(0)), amax=whole)
+    parts = pv.lhs_parts(query, (batch * heads, queries, key.size(0)), amax=1.0)
     scores = Scores(layer.softmax_scale, softmax.scale, dtype, normalized)
-    return (qk.lhs(query), qk.rhs(key), pv.rhs(value)), {"scores": scores, "probs": parts}
+    operands = (qk.lhs(query), qk.rhs(key), pv.rhs(value))
+    return operands, {"scores": scores, "probs": parts, "alphas": alphas}
 
 
 def part_of(layer: Any) -> SequencePart:
