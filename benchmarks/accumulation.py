@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from mqo.quant.products import matmul
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
@@ -102,7 +103,7 @@ def measure(draw: Draw, size: Size) -> Iterator[tuple[Key, Errors]]:
         unquantized = exact_product(*(x[: size.sample] for x in originals))
         for kind in KINDS:
             a, b = (quantize(x, kind, size.sample) for x in originals)
-            product = exact_product(a.sample, b.sample)
+            product = exact_product(a.sample, b.sample) * (a.alpha * b.alpha)
             errors = {"quantization": error(product, unquantized)}
             for name, method in METHODS.items():
                 result = method(a, b)
@@ -130,22 +131,22 @@ def error(product: Tensor, exact: Tensor) -> Error:
 
 def fp32_gemm(a: Operand, b: Operand) -> Tensor:
     """Multiply in float32, with torch's GEMM."""
-    return a.whole @ b.whole.T
+    return matmul(a.whole, b.whole.T, a.alpha * b.alpha)
 
 
 def bf16_gemm(a: Operand, b: Operand) -> Tensor:
     """Multiply in bfloat16, with torch's GEMM: bfloat16 operands and result."""
-    return a.whole.bfloat16() @ b.whole.bfloat16().T
+    return matmul(a.whole.bfloat16(), b.whole.bfloat16().T, a.alpha * b.alpha)
 
 
 def bf16_operands(a: Operand, b: Operand) -> Tensor:
     """Round only the operands to bfloat16."""
-    return exact_product(a.sample.bfloat16(), b.sample.bfloat16())
+    return exact_product(a.sample.bfloat16(), b.sample.bfloat16()) * (a.alpha * b.alpha)
 
 
 def fp32_in_order(a: Operand, b: Operand) -> Tensor:
     """Sum blocks of 128 products, and add the sums in float32, in order."""
-    return in_blocks(a.sample, b.sample, PROMOTION, fp32_sum)
+    return in_blocks(a.sample, b.sample, PROMOTION, fp32_sum) * (a.alpha * b.alpha)
 
 
 def scales_on_sums(a: Operand, b: Operand) -> Tensor | None:
@@ -154,14 +155,14 @@ def scales_on_sums(a: Operand, b: Operand) -> Tensor | None:
         return None
     left, right = (x.elements.float() for x in (a, b))
     scales = (a.scales, b.scales)
-    return in_blocks(left, right, a.block, fp32_sum, scales) * (a.tensor * b.tensor)
+    return in_blocks(left, right, a.block, fp32_sum, scales) * (a.alpha * b.alpha)
 
 
 def in_tensor_core(a: Operand, b: Operand, core: TensorCore) -> Tensor | None:
     """Sum all products in one accumulator, with block scales; apply tensor scales last."""
     if a.has_long_scales:
         return None
-    return tensor_core(a.scaled, b.scaled, core) * (a.tensor * b.tensor)
+    return tensor_core(a.sample.double(), b.sample.double(), core) * (a.alpha * b.alpha)
 
 
 def in_wide_accumulator(a: Operand, b: Operand) -> Tensor | None:
@@ -179,7 +180,9 @@ def promoted(a: Operand, b: Operand) -> Tensor:
     multiply = partial(tensor_core, core=HOPPER_FP8)
     if a.has_long_scales:
         return in_blocks(a.elements, b.elements, PROMOTION, multiply, (a.scales, b.scales))
-    return in_blocks(a.scaled, b.scaled, PROMOTION, multiply) * (a.tensor * b.tensor)
+    return in_blocks(a.sample.double(), b.sample.double(), PROMOTION, multiply) * (
+        a.alpha * b.alpha
+    )
 
 
 def fp32_sum(a: Tensor, b: Tensor) -> Tensor:

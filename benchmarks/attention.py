@@ -152,7 +152,7 @@ def unfused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -
         t.repeat_interleave(n, 2)[:, 0] for t, n in ((query, 1), (key, groups), (value, groups))
     )
     length = q.size(0)
-    scores = torch.baddbmm(
+    scores = qk.product(torch.baddbmm)(
         q.new_empty(q.size(1), length, length),
         qk.lhs(q).transpose(0, 1),
         qk.rhs(k).transpose(0, 1).transpose(1, 2),
@@ -161,7 +161,8 @@ def unfused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -
     )
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
     probs = scores.masked_fill_(hidden, -10000.0).softmax(-1)
-    return torch.bmm(pv.lhs(probs), pv.rhs(v).transpose(0, 1)).transpose(0, 1).flatten(1)
+    context = pv.product(torch.bmm)(pv.lhs(probs), pv.rhs(v).transpose(0, 1))
+    return context.transpose(0, 1).flatten(1)
 
 
 PATHS = ("fused", "QK", "QK, PV", "unfused")

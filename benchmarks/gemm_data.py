@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from mqo.quant import reference
 from mqo.quant.backend import fake_quantize
-from mqo.quant.scales import blocks_of, expand_scales
-from mqo.quant.spec import QuantSpec
+from mqo.quant.scales import alpha_of, blocks_of, expand_scales
+from mqo.quant.spec import QuantSpec, without_alpha
 from mqo.quant.tensor_amax import largest
 from torch import Tensor
 from torch.distributions import StudentT
@@ -22,16 +22,16 @@ EVERY, WHICH, FACTOR = 64, 17, 50.0
 
 @dataclass(frozen=True)
 class Operand:
-    """A quantized matrix, and its first rows as elements * scales * tensor.
+    """A quantized matrix, which is alpha * whole, and its first rows as elements * scales.
 
-    whole: float32 [rows, K], the values that emulation multiplies.
-    elements: float64 [sample, K]. scales: float64 [sample, K / block]. tensor: the tensor scale.
+    whole: float32 [rows, K], the values that emulation multiplies. alpha: the scale of the tensor.
+    elements: float64 [sample, K]. scales: float64 [sample, K / block].
     """
 
     whole: Tensor
     elements: Tensor
     scales: Tensor
-    tensor: float
+    alpha: float
     spec: QuantSpec
 
     @property
@@ -43,11 +43,6 @@ class Operand:
     def block(self) -> int:
         """Number of elements that share a scale."""
         return self.elements.shape[1] // self.scales.shape[1]
-
-    @property
-    def scaled(self) -> Tensor:
-        """Elements times their block scales, exact: float64 [sample, K]."""
-        return self.elements * self.scales.repeat_interleave(self.block, dim=1)
 
     @property
     def has_long_scales(self) -> bool:
@@ -65,16 +60,14 @@ def quantize(x: Tensor, kind: str, sample: int) -> Operand:
         whole = x.bfloat16().float()
         scale = torch.ones(sample, 1, dtype=torch.float64)
         return Operand(whole, whole[:sample].double(), scale, 1.0, spec)
-    values, scales = reference.encode(x[:sample], spec, -1, None, largest(x))
-    decode, tensor = expand_scales(scales.decode, scales.run, length).expand(sample, length), 1.0
-    if spec.format.needs_tensor_amax:
-        tensor = scales.stored.tensor.item()
-        # The quotient is E4M3, or 1; bfloat16 removes the float32 rounding of decode.
-        decode = (decode / tensor).bfloat16().double()
+    amax, scaled = largest(x), without_alpha(spec)
+    values, scales = reference.encode(x[:sample], scaled, -1, None, amax)
+    decode = expand_scales(scales.decode, scales.run, length).expand(sample, length)
     blocks = blocks_of(decode, spec.block or length).amax(dim=-1)
     # hif4's powers of two for each 4 and 8 elements stay in the elements.
     elements = values * decode / blocks.repeat_interleave(spec.block or length, dim=1)
-    return Operand(fake_quantize(x, spec), elements, blocks, tensor, spec)
+    alpha = alpha_of(amax.item(), spec)
+    return Operand(fake_quantize(x, scaled), elements, blocks, alpha, spec)
 
 
 def normal(tokens: int, outputs: int, length: int) -> tuple[Tensor, Tensor]:

@@ -104,7 +104,7 @@ def forward(x: Tensor, weight: Tensor, quant_type: str) -> Workload:
 
     def run() -> Tensor:
         operands = gemm_operands("fprop", quant_type, weight)
-        return torch.matmul(operands.lhs(x), operands.rhs(weight).t())
+        return operands.product(torch.matmul)(operands.lhs(x), operands.rhs(weight).t())
 
     return run
 

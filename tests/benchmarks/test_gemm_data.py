@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from mqo.quant.backend import fake_quantize
 
 KINDS = ("mxfp8", "mxfp4", "nvfp4", "hif4", "fp8_tensor_e4m3", "fp8_block", "fp8_block_fp32")
 SAMPLE = 5
@@ -22,9 +23,12 @@ def matrix():
 @pytest.mark.parametrize("kind", ("none", *KINDS))
 def test_parts_multiplied_are_the_quantized_matrix(gemm_data, kind):
     operand = gemm_data.quantize(matrix(), kind, SAMPLE)
-    product = (operand.scaled * operand.tensor).float()
+    scales = operand.scales.repeat_interleave(operand.block, dim=1)
+    assert (operand.elements * scales).float().equal(operand.sample)
     # nvfp4 rounds its two scales' product to float32, and once more times an element.
-    torch.testing.assert_close(product, operand.whole[:SAMPLE], rtol=2.0**-22, atol=0)
+    value = fake_quantize(matrix(), operand.spec)[:SAMPLE]
+    value = value.bfloat16().float() if kind == "none" else value
+    torch.testing.assert_close(operand.sample * operand.alpha, value, rtol=2.0**-22, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -37,7 +41,7 @@ def test_scales_belong_to_the_formats_blocks(gemm_data, kind):
 @pytest.mark.parametrize("kind", ("none", *KINDS))
 def test_a_tensor_core_gets_short_numbers(gemm_data, kind):
     operand = gemm_data.quantize(matrix(), kind, SAMPLE)
-    part = operand.elements if operand.has_long_scales else operand.scaled
+    part = operand.elements if operand.has_long_scales else operand.sample.double()
     assert part.equal(part.bfloat16().double())
 
 

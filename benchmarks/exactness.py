@@ -1,0 +1,140 @@
+"""Count the outputs of bf16 and fp16 GEMMs that equal an exact model of them.
+
+    .venv/bin/python benchmarks/exactness.py [--hidden 1024] [--sequence 4096] [--losses SEEDS]
+
+The model multiplies the quantized operands without their alphas in float64, multiplies by alpha,
+and rounds once. The first table has drawn operands; "rounded" are operands that include alpha and
+are rounded to the dtype, as before version 0.3. The second table has the products of the first
+step of a training, stored by observed/sitecustomize.py. With --losses, it instead trains in bf16
+with both kinds of operands, for each seed, and prints the validation losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from gemm_data import DATA
+from mqo.launch.config import resolve
+from mqo.quant.gemms import gemm_operands
+from mqo.runs import VALID_LOSS
+from step import UNFUSED, Variant, configured, trained
+from torch import Tensor
+
+KINDS = ("nvfp4", "fp8_tensor_e4m3", "fp8_tensor_e5m2")
+LENGTHS = (1024, 4096)
+TOKENS, OUTPUTS = 1024, 512
+SEED = 1234
+MODE = "nvfp4"
+
+
+def main() -> None:
+    """Print both tables, or the losses."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--hidden", type=int, default=1024)
+    parser.add_argument("--sequence", type=int, default=4096)
+    parser.add_argument("--losses", type=int, default=0, metavar="SEEDS")
+    given = parser.parse_args()
+    if given.losses:
+        print_losses(given.losses)
+        return
+    print_drawn()
+    print_trained(given)
+
+
+def print_drawn() -> None:
+    """Print the shares of equal outputs for drawn operands, the smallest over LENGTHS."""
+    print(
+        "| dtype | format | data | rounded operands | alpha in the product |\n|---|---|---|---|---|"
+    )
+    for dtype in (torch.bfloat16, torch.float16):
+        for kind in KINDS:
+            for name, draw in DATA.items():
+                torch.manual_seed(SEED)
+                pairs = [draw(TOKENS, OUTPUTS, length) for length in LENGTHS]
+                cells = [
+                    share(min(equal(kind, dtype, *pair, alphas=alphas) for pair in pairs))
+                    for alphas in (False, True)
+                ]
+                print(f"| {str(dtype)[6:]} | `{kind}` | {name} | {' | '.join(cells)} |")
+
+
+def equal(kind: str, dtype: torch.dtype, a: Tensor, b: Tensor, *, alphas: bool) -> float:
+    """Return the share of the outputs of fprop that equal the exact model."""
+    a, b = a.to(dtype), b.to(dtype)
+    operands = gemm_operands("fprop", kind, SimpleNamespace())
+    multiply = operands.product(torch.matmul) if alphas else torch.matmul
+    result = multiply(operands.lhs(a), operands.rhs(b).t())
+    operands = gemm_operands("fprop", kind, SimpleNamespace())
+    factors = operands.separate_alphas()
+    return as_model(operands.lhs(a), operands.rhs(b).t(), factors.both, result)
+
+
+def as_model(left: Tensor, right: Tensor, alpha: float, result: Tensor) -> float:
+    """Return the share of a product's elements that equal the exact model."""
+    exact = (left.double() @ right.double()) * alpha
+    return (exact.to(result.dtype) == result).double().mean().item()
+
+
+def share(part: float) -> str:
+    """Format a share in %."""
+    return f"{100 * part:.3f} %"
+
+
+# -- a training ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def products(chosen: str) -> Iterator[None]:
+    """Set MQO_PRODUCTS, and make Python import observed/sitecustomize.py, in processes."""
+    kept = dict(os.environ)
+    folder = str(Path(__file__).parent / "observed")
+    os.environ |= {"MQO_PRODUCTS": chosen, "PYTHONPATH": folder}
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(kept)
+
+
+def print_trained(given: argparse.Namespace) -> None:
+    """Print the shares of equal outputs for each site of a training in bf16."""
+    sizes = argparse.Namespace(**vars(given), layers=1, dtype="bf16")
+    variant = Variant(MODE, flags=UNFUSED, gemms="all")
+    with tempfile.TemporaryDirectory() as folder, products(folder):
+        trained(configured(variant, sizes, batch=1, steps=1))
+        print("\n| site | layer | K | outputs | alpha in the product |\n|---|---|---|---|---|")
+        for path in sorted(Path(folder).glob("*.pt")):
+            site, layer = path.stem.split()
+            kept = torch.load(path, weights_only=True)
+            equals = as_model(kept["left"], kept["right"], kept["alpha"], kept["result"])
+            cells = (site, layer, kept["left"].shape[-1], kept["result"].numel(), share(equals))
+            print(f"| {' | '.join(map(str, cells))} |")
+
+
+def print_losses(seeds: int) -> None:
+    """Print the validation loss of each seed with rounded operands, and with alpha in products."""
+    print("| seed | rounded operands | alpha in the product |\n|---|---|---|")
+    for seed in range(seeds):
+        config = resolve(
+            *("llama32-1b", "wikipedia", "linear_nvfp4", "smoke"),
+            dtype="bf16",
+            gemms="all",
+            extra_flags=("--seed", str(SEED + seed)),
+        )
+        cells = []
+        for chosen in ("rounded", ""):
+            with products(chosen):
+                losses = trained(config).read_metrics()[VALID_LOSS]
+                cells.append(f"{losses[-1][1]:.5f}")
+        print(f"| {SEED + seed} | {' | '.join(cells)} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
