@@ -1,12 +1,15 @@
 """Count the outputs of bf16 and fp16 GEMMs that equal an exact model of them.
 
-    .venv/bin/python benchmarks/exactness.py [--hidden 1024] [--sequence 4096] [--losses SEEDS]
+    .venv/bin/python benchmarks/exactness.py [--hidden 1024] [--sequence 4096]
+    .venv/bin/python benchmarks/exactness.py --losses SEEDS
+    .venv/bin/python benchmarks/exactness.py --steps PAIRS --dtype fp32
 
 The model multiplies the quantized operands without their alphas in float64, multiplies by alpha,
 and rounds once. The first table has drawn operands; "rounded" are operands that include alpha and
 are rounded to the dtype, as before version 0.3. The second table has the products of the first
 step of a training, stored by observed/sitecustomize.py. With --losses, it instead trains in bf16
-with both kinds of operands, for each seed, and prints the validation losses.
+with both kinds of operands, for each seed, and prints the validation losses. With --steps it trains
+in pairs, and prints the ratio of their median steps, of new to old products.
 """
 
 from __future__ import annotations
@@ -22,9 +25,10 @@ from types import SimpleNamespace
 import torch
 from gemm_data import DATA
 from mqo.launch.config import resolve
+from mqo.perf.ratio import median_step, quartiles
 from mqo.quant.gemms import gemm_operands
-from mqo.runs import VALID_LOSS
-from step import UNFUSED, Variant, configured, trained
+from mqo.runs import STEP_TIME, VALID_LOSS
+from step import STEPS, UNFUSED, Variant, configured, trained
 from torch import Tensor
 
 KINDS = ("nvfp4", "fp8_tensor_e4m3", "fp8_tensor_e5m2")
@@ -40,9 +44,14 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1024)
     parser.add_argument("--sequence", type=int, default=4096)
     parser.add_argument("--losses", type=int, default=0, metavar="SEEDS")
+    parser.add_argument("--steps", type=int, default=0, metavar="PAIRS")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), default="bf16")
     given = parser.parse_args()
     if given.losses:
         print_losses(given.losses)
+        return
+    if given.steps:
+        print_steps(given)
         return
     print_drawn()
     print_trained(given)
@@ -105,7 +114,7 @@ def products(chosen: str) -> Iterator[None]:
 
 def print_trained(given: argparse.Namespace) -> None:
     """Print the shares of equal outputs for each site of a training in bf16."""
-    sizes = argparse.Namespace(**vars(given), layers=1, dtype="bf16")
+    sizes = argparse.Namespace(**vars(given), layers=1)
     variant = Variant(MODE, flags=UNFUSED, gemms="all")
     with tempfile.TemporaryDirectory() as folder, products(folder):
         trained(configured(variant, sizes, batch=1, steps=1))
@@ -134,6 +143,22 @@ def print_losses(seeds: int) -> None:
                 losses = trained(config).read_metrics()[VALID_LOSS]
                 cells.append(f"{losses[-1][1]:.5f}")
         print(f"| {SEED + seed} | {' | '.join(cells)} |", flush=True)
+
+
+def print_steps(given: argparse.Namespace) -> None:
+    """Print the ratio of the steps of each pair, and their median and quartiles."""
+    sizes, ratios = argparse.Namespace(**vars(given), layers=1), []
+    config = configured(Variant(MODE, gemms="all"), sizes, batch=1, steps=STEPS)
+    for _ in range(given.steps):
+        seconds = {}
+        for chosen in ("old", ""):
+            with products(chosen):
+                steps = dict(trained(config).read_metrics()[STEP_TIME])
+            seconds[chosen] = median_step(steps)
+        ratios.append(seconds[""] / seconds["old"])
+        print(f"{seconds['old']:.3f} s, {seconds['']:.3f} s: {ratios[-1]:.3f}", flush=True)
+    ratio = quartiles(ratios)
+    print(f"new / old: {ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})")
 
 
 if __name__ == "__main__":

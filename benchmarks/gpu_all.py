@@ -16,7 +16,7 @@ import sys
 import torch
 from runner import ROOT, Benchmark, introduction, options, run_all
 
-TESTS = "tests/mqo/quant/test_gpu.py tests/mqo/quant/test_gpu_hadamard.py"
+TESTS = " ".join(f"tests/mqo/quant/test_{name}.py" for name in ("gpu", "gpu_hadamard", "products"))
 PYTEST = f"-m pytest -q -p no:cacheprovider -W ignore -m 'not heavy' {TESTS}"
 SMALL = "--hidden 128 --layers 1 --sequence 128"
 VARIANTS = (

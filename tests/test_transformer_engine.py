@@ -64,10 +64,10 @@ def operands(run):
     return {(row["site"], row["layer"], row["operand"], row["quant_type"]) for row in stats_of(run)}
 
 
-def assert_same(ours, theirs):
+def assert_same(ours, theirs, close=CLOSE):
     assert operands(ours) == operands(theirs)
     for own, other in zip(losses(ours), losses(theirs), strict=True):
-        assert [loss for _, loss in own] == pytest.approx([loss for _, loss in other], abs=CLOSE)
+        assert [loss for _, loss in own] == pytest.approx([loss for _, loss in other], abs=close)
 
 
 CELLS = {
@@ -84,7 +84,10 @@ CELLS = {
 def test_a_run_is_that_of_local_layers(train, cell):
     mode, rest = CELLS[cell]
     ours = train(mode, **rest)
-    assert_same(ours, train(mode, None, **rest | {"cache_weights": True}))
+    theirs = train(mode, None, **rest | {"cache_weights": True})
+    # Local layers apply the scale of a tensor to the product: sums of other bits move codes.
+    assert_same(ours, theirs, 1e-3 if rest.get("recipe") == "nvfp4" else CLOSE)
+    assert losses(ours)[0][0] == pytest.approx(losses(theirs)[0][0], abs=CLOSE)
     assert "transformer_engine.RMSNorm" in ours.implementation.read_text()
 
 

@@ -1,7 +1,9 @@
 """Change the products of a training, for benchmarks/exactness.py; Python imports this at its start.
 
-MQO_PRODUCTS is a folder, in which the first product of each site and layer is stored, or "rounded"
-for operands that include alpha, as before version 0.3.
+MQO_PRODUCTS is a folder, in which the first product of each site and layer is stored. With "old"
+operands include alpha, and torch multiplies them, as before version 0.3. With "rounded" they
+include alpha, too, and linear layers multiply them in float32, as new products do on a CPU: torch's
+kernels for bfloat16 take many times longer on a CPU without instructions for it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,9 @@ def change(gemms: Any) -> None:
     """Store products, or leave alphas in operands."""
     operands, chosen = gemms.QuantizedOperands, os.environ["MQO_PRODUCTS"]
     if chosen == "rounded":
+        operands.product = rounded
+        return
+    if chosen == "old":
         operands.separate_alphas = lambda self: gemms.Alphas()
         return
     multiplying = operands.product
@@ -54,6 +59,15 @@ def change(gemms: Any) -> None:
         return stored
 
     operands.product = product
+
+
+def rounded(self: Any, function: Any) -> Any:
+    """Replace `QuantizedOperands.product`: multiply operands that include alpha in float32."""
+    import torch
+
+    if function is not torch.matmul:
+        return function
+    return lambda left, right: (left.float() @ right.float()).to(left.dtype)
 
 
 def store(path: Path, operands: Any, args: Any, kwargs: Any, result: Any) -> None:

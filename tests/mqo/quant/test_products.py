@@ -24,6 +24,7 @@ SITES = {
 }
 every_site = pytest.mark.parametrize("site", SITES)
 SCALE = 0.3
+only_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")
 
 
 def normal(*shape, seed=0, scale=1.0):
@@ -42,7 +43,8 @@ def product_of(site, operands, tensors):
     if site == "qk":
         multiply = operands.product(torch.baddbmm)
         pair = order(operands.lhs(tensors[0]), operands.rhs(tensors[1]))
-        return multiply(torch.full((6, 40, 48), torch.nan), *pair, beta=0.0, alpha=SCALE)
+        unread = pair[0].new_full((6, 40, 48), torch.nan)
+        return multiply(unread, *pair, beta=0.0, alpha=SCALE)
     multiply = operands.product(torch.bmm if site == "pv" else torch.matmul)
     return multiply(*order(operands.lhs(tensors[0]), operands.rhs(tensors[1])))
 
@@ -59,8 +61,9 @@ def exact(site, kind, tensors):
 @every_site
 @every_kind
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_product_is_rounded_once(site, kind, dtype):
-    tensors = drawn(site, dtype)
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=only_cuda)])
+def test_a_product_is_rounded_once(site, kind, dtype, device):
+    tensors = [tensor.to(device) for tensor in drawn(site, dtype)]
     result = product_of(site, gemm_operands(site, kind, None), tensors)
     assert result.dtype == dtype
     # Sums in float32 that are close to a tie differ.
@@ -170,12 +173,21 @@ def test_a_given_result_is_written():
     torch.testing.assert_close(out, scaled)
 
 
-def test_a_gpu_multiplies_in_float32_without_a_copy_of_the_operands():
-    left, right = (
-        torch.empty(4, 8, dtype=torch.bfloat16, device="meta"),
-        torch.empty(8, 4, dtype=torch.bfloat16, device="meta"),
-    )
-    assert products._wide(left, right).dtype == torch.float32
+@pytest.mark.parametrize("shape", [(6, 8), (2, 3, 8)])
+def test_other_devices_multiply_in_the_dtype_of_the_operands(shape):
+    left = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    right = torch.empty(8, 5, dtype=torch.bfloat16, device="meta")
+    product = products.matmul(left, right, 0.5)
+    assert (product.shape, product.dtype) == ((*shape[:-1], 5), torch.bfloat16)
+    batch = products.bmm(left.view(-1, 3, 8), right.expand(2, 8, 5), 0.5)
+    assert (batch.shape, batch.dtype) == ((2, 3, 5), torch.bfloat16)
+
+
+def test_other_devices_accumulate_in_float32_without_copies_of_the_operands():
+    grad, x = (torch.empty(8, 4, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    main_grad = torch.empty(4, 4, device="meta")
+    with_alphas(wgrad_gemm_accum_fp32, Alphas(0.5))(x, grad, main_grad)
+    assert products._wide(grad.t(), x).dtype == torch.float32
 
 
 # -- what reads operands ---------------------------------------------------------------------------

@@ -77,11 +77,12 @@ class GemmOperands:
         """Return the right operand for the GEMM."""
         return tensor
 
-    def lhs_parts(self, like: Tensor, shape: tuple[int, int, int], amax: float) -> OperandParts:
+    def lhs_parts(
+        self, shape: tuple[int, int, int], amax: float, device: torch.device
+    ) -> OperandParts:
         """Return a quantizer that takes the left operand in parts.
 
-        `shape` and `amax` are those of the whole operand, which has the device of `like`.
-        Quantization is along its last axis.
+        `shape` and `amax` are those of the whole operand. Quantization is along its last axis.
         """
         return OperandParts(("", "", ""), QuantSpec(NONE), shape)
 
@@ -130,16 +131,17 @@ class QuantizedOperands(GemmOperands):
         """Return the right operand, quantized along the site's contraction axis."""
         return self._straight_through(tensor, "rhs")
 
-    def lhs_parts(self, like: Tensor, shape: tuple[int, int, int], amax: float) -> OperandParts:
+    def lhs_parts(
+        self, shape: tuple[int, int, int], amax: float, device: torch.device
+    ) -> OperandParts:
         """Return a quantizer that takes the left operand in parts, as the base class does."""
         operand = self.site.lhs
         spec = self._operand_spec(operand).spec
-        needed = None
+        needed, alpha = None, None
         if spec.scales_by_tensor:
-            needed = torch.full((), amax, dtype=torch.float32, device=like.device)
+            needed = torch.full((), amax, dtype=torch.float32, device=device)
         if self.alphas:
-            self.alphas.lhs = alpha_of(amax, spec)
-        alpha = self.alphas.lhs if self.alphas else None
+            self.alphas.lhs = alpha = alpha_of(amax, spec)
         key = (self.site.name, self.layer, operand)
         return OperandParts(key, spec, shape, self._seed(operand, spec), needed, alpha)
 
@@ -147,8 +149,7 @@ class QuantizedOperands(GemmOperands):
         """Store the micro-batch in `ctx`, and replace the activation by codes if it is packed.
 
         It is packed if the option `save_activations` is "packed". `activation` belongs to this
-        rank: under sequence parallelism it is a part of the left
-        operand, `gathered`.
+        rank: under sequence parallelism it is a part of the left operand, `gathered`.
         """
         micro_batches.keep(ctx)
         if current().save_activations == "packed":

@@ -112,7 +112,7 @@ def assert_as_unfused(tensors, quant_type, tolerance=1e-6, moved=0):
     sq, b, heads, _ = query.shape
     pv = gemm_operands("pv", quant_type, layer)
     alphas = Alphas(), pv.separate_alphas()
-    parts = pv.lhs_parts(query, (b * heads, sq, key.size(0)), 1.0)
+    parts = pv.lhs_parts((b * heads, sq, key.size(0)), 1.0, query.device)
     KNOWN["moved"] = 0
     found = chunked_attention(
         query,

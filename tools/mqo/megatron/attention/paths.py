@@ -97,7 +97,7 @@ def _quantized(
     alphas = qk.separate_alphas(), pv.separate_alphas()
     # The amax is 1: the first query of a causal mask sees one key, with probability 1, and
     # unnormalized probabilities have a 1 in each row.
-    parts = pv.lhs_parts(query, (batch * heads, queries, key.size(0)), amax=1.0)
+    parts = pv.lhs_parts((batch * heads, queries, key.size(0)), 1.0, query.device)
     scores = Scores(layer.softmax_scale, softmax.scale, dtype, normalized)
     operands = (qk.lhs(query), qk.rhs(key), pv.rhs(value))
     return operands, {"scores": scores, "probs": parts, "alphas": alphas}
