@@ -180,9 +180,8 @@ def promoted(a: Operand, b: Operand) -> Tensor:
     multiply = partial(tensor_core, core=HOPPER_FP8)
     if a.has_long_scales:
         return in_blocks(a.elements, b.elements, PROMOTION, multiply, (a.scales, b.scales))
-    return in_blocks(a.sample.double(), b.sample.double(), PROMOTION, multiply) * (
-        a.alpha * b.alpha
-    )
+    left, right = a.sample.double(), b.sample.double()
+    return in_blocks(left, right, PROMOTION, multiply) * (a.alpha * b.alpha)
 
 
 def fp32_sum(a: Tensor, b: Tensor) -> Tensor:

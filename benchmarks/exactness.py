@@ -17,10 +17,11 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import torch
 from gemm_data import DATA
@@ -99,17 +100,10 @@ def share(part: float) -> str:
 # -- a training ------------------------------------------------------------------------------------
 
 
-@contextmanager
-def products(chosen: str) -> Iterator[None]:
+def products(chosen: str) -> AbstractContextManager[Any]:
     """Set MQO_PRODUCTS, and make Python import observed/sitecustomize.py, in processes."""
-    kept = dict(os.environ)
     folder = str(Path(__file__).parent / "observed")
-    os.environ |= {"MQO_PRODUCTS": chosen, "PYTHONPATH": folder}
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(kept)
+    return patch.dict(os.environ, MQO_PRODUCTS=chosen, PYTHONPATH=folder)
 
 
 def print_trained(given: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -64,10 +65,9 @@ def change(gemms: Any) -> None:
 def rounded(self: Any, function: Any) -> Any:
     """Replace `QuantizedOperands.product`: multiply operands that include alpha in float32."""
     import torch
+    from mqo.quant.products import matmul
 
-    if function is not torch.matmul:
-        return function
-    return lambda left, right: (left.float() @ right.float()).to(left.dtype)
+    return partial(matmul, alpha=1.0) if function is torch.matmul else function
 
 
 def store(path: Path, operands: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -14,8 +14,8 @@ for each operand. patches/quant_sites.py inserts the calls into Megatron's sourc
     output = operands.product(torch.matmul)(operands.lhs(x), operands.rhs(weight).t())
 
 The call of `product` comes before those of `lhs` and `rhs`, which therefore exclude the scale of
-the tensor; products.py applies it. Without that call, as in attention's fused kernels and in
-Transformer Engine, operands include it.
+the tensor; products.py applies it. Without that call, as for Transformer Engine, operands include
+it.
 """
 
 import functools

@@ -13,7 +13,6 @@ for an operand without a scale per tensor.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -46,8 +45,9 @@ def with_alphas(function: Callable[..., Any], alphas: Alphas) -> Callable[..., A
     """
 
     def multiply(*args: Any, **kwargs: Any) -> Any:
-        known = partial(_PRODUCTS[_name(function)], alphas)
-        return (function if alphas == Alphas() else known)(*args, **kwargs)
+        if alphas == Alphas():
+            return function(*args, **kwargs)
+        return _PRODUCTS[_name(function)](alphas, *args, **kwargs)
 
     return multiply
 
@@ -95,10 +95,7 @@ def _matmul(alphas: Alphas, left: Tensor, right: Tensor, out: Tensor | None = No
 
 def _accumulate(alphas: Alphas, x: Tensor, grad: Tensor, main_grad: Tensor) -> None:
     """Add wgrad to the main gradient, in two steps: the fused kernels of apex have no alpha."""
-    if main_grad.dtype == grad.dtype:
-        main_grad.addmm_(grad.t(), x, alpha=alphas.both)
-    else:
-        main_grad.add_(_wide(grad.t(), x), alpha=alphas.both)
+    main_grad.add_(_wide(grad.t(), x), alpha=alphas.both)
 
 
 def _overwrite(alphas: Alphas, x: Tensor, grad: Tensor, /, *, out: Tensor, **_: Any) -> None:

@@ -213,8 +213,8 @@ def _tensor_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> _Scales:
     if not spec.scales_by_tensor:
         return (0, 0, 0)
     up, down = tensor_factors(float(_tensor_amax(x)) if amax is None else amax.item(), spec)
-    kept = _pattern(math.nan if math.isnan(down) else 1.0 if spec.without_alpha else down)
-    return (_pattern(up), kept if spec.format.scale != "two-level" else _pattern(down), kept)
+    kept = 1.0 if spec.without_alpha and not math.isnan(down) else down
+    return (_pattern(up), _pattern(down), _pattern(kept))
 
 
 def _tensor_amax(x: Tensor) -> np.float32:

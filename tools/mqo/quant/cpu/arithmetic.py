@@ -14,8 +14,8 @@ lists the constants of a call:
     floor    the pattern of the smallest normal element
     steps    23 - m, for an element with m mantissa bits
     first    tensor: its `up`; two-level: the factor of amax to E4M3
-    second   tensor: its `down`; two-level: the factor of a block's scale
-    third    two-level: that factor in the result; 1 if the result excludes alpha
+    second   two-level: the factor of a block's scale
+    third    tensor: its `down`; two-level: `second`; 1 if the result excludes alpha
     seed     for stochastic rounding
 """
 
@@ -99,7 +99,7 @@ def scalar(builder: ir.IRBuilder, value: ir.Value) -> Lanes:
 def plan(scheme: Scheme, amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
     """Return up and down; scales.py defines each kind."""
     if not scheme.has_amax:
-        return c.first, c.second
+        return c.first, c.third
     up, down = _FACTORS[scheme.scale](amax, c)
     return up, amax.constant(NAN).where(amax > EXPONENT - 1, down)
 

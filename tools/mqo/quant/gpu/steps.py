@@ -59,7 +59,7 @@ class Steps:
 
     scale: a kind of formats.toml, except that "power-of-two" is "e8m0" with the rule "rceil", and
         "none" with a power of two for the tensor is "tensor-power".
-    emax: the exponent to which amax is mapped: that of the element's largest value, or of the
+    emax: amax is mapped to this exponent, the largest of the element, or the largest with the
         widest mantissa.
     carry: added to the pattern of amax, it carries into the exponent if the scale rule rounds up.
     run, side: the number of elements in a row, and of rows, that share their scales.
