@@ -25,7 +25,8 @@ from mqo.launch.run import run
 from mqo.matrix.tables import Gemms
 from mqo.perf.ratio import median_step, quartiles
 from mqo.project import Project
-from mqo.recipes.recipe import names, read
+from mqo.quant.recipe import names
+from mqo.recipes.recipe import read
 from mqo.runs import STEP_TIME, RunFolder
 
 PROJECT = Project.here()

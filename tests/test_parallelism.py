@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 from mqo.launch.config import Cluster, resolve
-from mqo.recipes.recipe import names, read
+from mqo.quant.recipe import names
+from mqo.recipes.recipe import read
 from mqo.runs import TRAIN_LOSS
 
 pytest.importorskip("torch")

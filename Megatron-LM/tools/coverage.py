@@ -80,12 +80,12 @@ class Assigned:
 
 def assigned_type(site: str, layer: str, quant_type: str) -> Assigned:
     """Return the type that the run's excludes, rules and rows assign, given the site's type."""
-    from mqo.quant import config
+    from mqo.quant.config import current
     from mqo.quant.formats import SITES
 
-    kind = config.layer_type(site, layer, quant_type)
+    kind = current().layer_type(site, layer, quant_type)
     names = (SITES[site].lhs, SITES[site].rhs) if kind != "none" else ()
-    types = {name: config.type_of(site, name, layer, quant_type) for name in names}
+    types = {name: current().operand_type(site, name, layer, quant_type) for name in names}
     return Assigned(kind, tuple(name for name in names if types[name] == "none"))
 
 

@@ -15,7 +15,7 @@ from mqo.launch.prepare import RunData
 from mqo.launch.products import AT_NONE, AUTOGRAD, NO_SITE
 from mqo.overlay.series import Series
 from mqo.project import Project
-from mqo.recipes.recipe import Recipe
+from mqo.quant.recipe import Recipe
 
 # Two layers of width 64: 4 heads of 16, 2 groups, so qkv gives 64 + 2 x 32; SwiGLU doubles 96.
 TOY = (

@@ -4,7 +4,7 @@ import pytest
 from mqo.errors import EditedError, OverlayError
 from mqo.launch.config import resolve
 from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, source_diff, take_source
-from mqo.recipes.recipe import Recipe
+from mqo.quant.recipe import Recipe
 from mqo.runs import RunFolder
 
 from ..conftest import contents

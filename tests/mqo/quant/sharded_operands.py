@@ -25,6 +25,7 @@ from mqo.quant import config, weights
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import SITES
 from mqo.quant.measurement import merge_measurements
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec, without_alpha
 from torch import distributed
@@ -82,7 +83,7 @@ class Seen:
 
     def __init__(self):
         self.operands = {}
-        RECORDER.begin_step(1)
+        PROCESS.begin_step(1)
         self.observe = RECORDER.observe
         RECORDER.observe = self._note
 

@@ -83,10 +83,10 @@ def test_the_options_make_the_spec_of_each_type(options):
 def test_a_spec_is_made_once_until_reset(options):
     path = options("[quantizer]\nblock = 16\n")
     place = ("fprop", "x", "a", "mxfp8")
-    assert config.spec_of(*place) is config.spec_of(*place)
+    assert config.current().operand_spec(*place) is config.current().operand_spec(*place)
     path.write_text("[quantizer]\nblock = 128\n", encoding="utf-8")
     config.reset()
-    assert config.spec_of(*place).spec.block == 128
+    assert config.current().operand_spec(*place).spec.block == 128
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import pytest
 import torch
 from mqo.quant.backend import fake_quantize
 from mqo.quant.gemms import gemm_operands
-from mqo.quant.micro_batches import extra_pass, set_replica
 from mqo.quant.packed_activations import saved_operands
 from mqo.quant.progress import set_step
+from mqo.quant.quantization import PROCESS
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import derive_seed
 from torch.nn import Parameter
@@ -44,9 +44,9 @@ class Linear(torch.autograd.Function):
 @pytest.fixture(autouse=True)
 def everything_is_random(options):
     options('[quantizer]\nrounding = "stochastic"\n')
-    set_replica(0, 1)
+    PROCESS.micro_batches.set_replica(0, 1)
     yield
-    set_replica(0, 1)
+    PROCESS.micro_batches.set_replica(0, 1)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_data_parallel_ranks_are_further_micro_batches(tensors):
     for _ in range(4):
         run(x, weight, alone)
     for rank in (0, 1):
-        set_replica(rank, 2)
+        PROCESS.micro_batches.set_replica(rank, 2)
         set_step(0)
         seen = []
         for micro_batch in range(2):
@@ -131,7 +131,7 @@ def test_an_extra_pass_draws_as_the_passes_after_it(tensors, begins_step):
     if begins_step:
         set_step(0)
     first = 0 if begins_step else 1
-    for passes in (extra_pass(), nullcontext()):
+    for passes in (PROCESS.extra_pass(), nullcontext()):
         seen.clear()
         with passes:
             for _ in range(2):

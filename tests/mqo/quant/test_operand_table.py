@@ -7,11 +7,12 @@ import torch
 from mqo.megatron.layers import label_layers
 from mqo.quant import config
 from mqo.quant.backend import fake_quantize
-from mqo.quant.config import is_excluded, spec_of, type_of
+from mqo.quant.config import current
 from mqo.quant.formats import SITES
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.hadamard import transform
 from mqo.quant.progress import set_step
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import Hadamard, QuantSpec
 from mqo.quant.weights import cached_bytes
@@ -33,7 +34,7 @@ class Model(Module):
 
 def test_without_a_row_an_operand_is_as_the_run_says(options):
     options('[quantizer]\nscale_rule = "rceil"\n')
-    found = spec_of("fprop", "x", "a", "mxfp8")
+    found = current().operand_spec("fprop", "x", "a", "mxfp8")
     assert found.spec == QuantSpec("mxfp8", scale_rule="rceil")
     assert (found.hadamard, found.gain) == (None, 1.0)
 
@@ -45,7 +46,7 @@ def test_a_row_changes_its_operand_alone(options):
         for operand in (SITES[site].lhs, SITES[site].rhs):
             named = (site, operand) == ("dgrad", "grad")
             changed = QuantSpec("mxfp4", rounding="stochastic", scale_rule="ceil")
-            found = spec_of(site, operand, "a", "mxfp4").spec
+            found = current().operand_spec(site, operand, "a", "mxfp4").spec
             assert found == (changed if named else plain)
 
 
@@ -62,7 +63,7 @@ def test_operands_may_have_types_of_their_own_or_none(options):
 
 def test_a_family_has_a_type_for_gradients(options):
     types = {
-        (s.name, op): type_of(s.name, op, "a", "fp8_tensor")
+        (s.name, op): current().operand_type(s.name, op, "a", "fp8_tensor")
         for s in SITES.values()
         for op in (s.lhs, s.rhs)
     }
@@ -88,7 +89,7 @@ def test_the_first_rule_that_matches_decides(options):
     assert gemm_operands("fprop", "mxfp4", first).lhs(x).equal(fake_quantize(x, QuantSpec("mxfp8")))
     g = gemm_operands("dgrad", "mxfp4", second).lhs(x)
     assert g.equal(fake_quantize(x, QuantSpec("fp8_tensor_e5m2")))
-    assert is_excluded("wgrad", "first") and not is_excluded("fprop", "first")
+    assert current().is_excluded("wgrad", "first") and not current().is_excluded("fprop", "first")
     assert {(r.layer, r.site, r.quant_type) for r in RECORDER.entries()} == {
         ("first", "wgrad", "excluded"),
         ("first", "fprop", "mxfp8"),
@@ -104,10 +105,10 @@ def test_an_operands_own_type_is_that_of_the_source_alone(options):
         '"wgrad.x" = { quant_type = "mxfp4" }\n"fprop.x" = { quant_type = "mxfp8_e5m2" }\n'
         '[[rules]]\nlayers = "linear:ruled"\nquant_type = "mxfp8"\n'
     )
-    assert type_of("wgrad", "grad", "a", "mixed") == "mxfp4"
-    assert type_of("wgrad", "grad", "a", "mxfp8") == "mxfp8"
-    assert type_of("fprop", "x", "a", "mxfp8") == "mxfp8_e5m2"
-    assert type_of("fprop", "x", "ruled", "mxfp8") == "mxfp8"
+    assert current().operand_type("wgrad", "grad", "a", "mixed") == "mxfp4"
+    assert current().operand_type("wgrad", "grad", "a", "mxfp8") == "mxfp8"
+    assert current().operand_type("fprop", "x", "a", "mxfp8") == "mxfp8_e5m2"
+    assert current().operand_type("fprop", "x", "ruled", "mxfp8") == "mxfp8"
 
 
 def test_a_rule_of_other_sites_lengthens_no_block(options):
@@ -193,7 +194,7 @@ def test_square_weights_are_quantized_once_for_both_gemms(options):
 def test_a_transformed_operand_is_measured_as_it_is_rounded_and_dumped_as_it_was(options):
     options(f"[record]\ndump = [1]\n[operands]\n{TRANSFORMED}")
     x = normal(64, 32)
-    RECORDER.begin_step(1)
+    PROCESS.begin_step(1)
     gemm_operands("wgrad", "mxint8", None).lhs(x)
     (measured,) = RECORDER.end_step()
     turned = transform(x, Hadamard(16), axis=0).double()

@@ -8,8 +8,9 @@ from mqo import quant
 
 FOLDER = Path(quant.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
-# What the fast implementations compile with, and numpy, which numba requires.
+# What the fast implementations compile with, numpy, which numba requires, and what recipes need.
 OTHERS = {
+    "recipe.py": {"pydantic"},
     "cpu": {"numba", "llvmlite", "numpy"},
     "gpu": {"triton"},
 }

@@ -9,6 +9,7 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import FORMATS
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.products import Alphas, with_alphas
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 
@@ -199,7 +200,7 @@ def test_the_records_are_those_of_values(kind):
     def measured(prepare):
         operands = gemm_operands("fprop", kind, None)
         prepare(operands)
-        RECORDER.begin_step(1)
+        PROCESS.begin_step(1)
         operands.lhs(x)
         (measurement,) = RECORDER.end_step()
         return measurement

@@ -7,12 +7,17 @@ from contextlib import suppress
 import pytest
 import torch
 from mqo.quant.backend import fake_quantize
+from mqo.quant.config import current
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.measurement import merge_measurements
-from mqo.quant.micro_batches import extra_pass
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER, QuantRecord, Recorder, merge
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
+
+
+def begin(recorder, iteration):
+    return recorder.begin_step(iteration, current().every, current().dump)
 
 
 def normal(*shape, seed=0):
@@ -50,7 +55,7 @@ def test_the_first_iteration_is_measured_and_each_multiple(options, every, expec
     options(f"[record]\nevery = {every}\n")
     recorder, measured = Recorder(), []
     for iteration in range(1, 8):
-        recorder.begin_step(iteration)
+        begin(recorder, iteration)
         for _ in range(2):
             observe(recorder, torch.ones(4), torch.zeros(4))
         measured += [iteration] if recorder.end_step() else []
@@ -62,14 +67,14 @@ def test_the_first_iteration_is_measured_and_each_multiple(options, every, expec
 
 def test_by_default_one_iteration_in_fifty_is_measured():
     recorder = Recorder()
-    found = [i for i in range(1, 101) if recorder.begin_step(i) or recorder.measuring]
+    found = [i for i in range(1, 101) if begin(recorder, i) or recorder.measuring]
     assert found == [1, 50, 100]
 
 
 def test_between_steps_nothing_is_measured():
     recorder = Recorder()
     observe(recorder, torch.ones(1), torch.ones(1))
-    recorder.begin_step(1)
+    begin(recorder, 1)
     recorder.end_step()
     observe(recorder, torch.ones(1), torch.ones(1))
     assert recorder.end_step() == []
@@ -78,7 +83,7 @@ def test_between_steps_nothing_is_measured():
 
 def test_a_step_is_measured_by_key_over_all_its_micro_batches():
     recorder = Recorder()
-    recorder.begin_step(1)
+    begin(recorder, 1)
     spec, operands = QuantSpec("mxfp4", block=16), []
     for seed in range(3):
         operands.append(normal(4, 32, seed=seed))
@@ -95,7 +100,7 @@ def test_a_step_is_measured_by_key_over_all_its_micro_batches():
 def test_operands_are_kept_at_the_iterations_that_are_asked_for(options):
     options("[record]\nevery = 0\ndump = [2]\n")
     for iteration in (1, 2, 3):
-        RECORDER.begin_step(iteration)
+        PROCESS.begin_step(iteration)
         x = normal(4, 2, 32, seed=iteration).transpose(0, 1).requires_grad_()
         for operand in (x, x + 1):
             gemm_operands("qk", "mxfp8", None).lhs(operand)
@@ -113,10 +118,10 @@ def test_operands_are_kept_at_the_iterations_that_are_asked_for(options):
 @pytest.mark.parametrize("fails", [False, True])
 def test_an_extra_pass_is_in_no_count_measurement_or_dump(options, fails):
     options("[record]\nevery = 1\ndump = [1]\n")
-    RECORDER.begin_step(1)
+    PROCESS.begin_step(1)
     before = normal(4, 2, 32, seed=1)
     gemm_operands("qk", "mxfp8", None).lhs(before)
-    with suppress(ZeroDivisionError), extra_pass():
+    with suppress(ZeroDivisionError), PROCESS.extra_pass():
         for name in ("lhs", "rhs"):
             getattr(gemm_operands("qk", "mxfp8", None), name)(normal(4, 2, 32, seed=2))
         assert fails == 0 or 1 / 0
@@ -130,7 +135,7 @@ def test_an_extra_pass_is_in_no_count_measurement_or_dump(options, fails):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_sqnr_is_the_ratio_of_the_energies_of_all_measured_calls(dtype):
     recorder = Recorder()
-    recorder.begin_step(1)
+    begin(recorder, 1)
     pairs = []
     for size, seed in ((3.0, 1), (0.01, 2)):
         x = (size * normal(64, 64, seed=seed)).to(dtype)
@@ -150,7 +155,7 @@ def test_sqnr_is_the_ratio_of_the_energies_of_all_measured_calls(dtype):
 
 def test_energies_beyond_float32_do_not_overflow():
     recorder = Recorder()
-    recorder.begin_step(1)
+    begin(recorder, 1)
     observe(recorder, torch.full((8,), 1e30), torch.full((8,), 0.9e30))
     assert recorder.end_step()[0].sqnr_db == pytest.approx(20.0, abs=1e-4)
 
@@ -170,7 +175,7 @@ def test_sqnr_without_noise_is_infinite_and_without_signal_is_none(numbers, expe
 
 def test_sqnr_of_a_nan_is_a_nan():
     recorder = Recorder()
-    recorder.begin_step(1)
+    begin(recorder, 1)
     observe(recorder, torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan]))
     recorder.end_step()
     assert math.isnan(recorder.entries()[0].sqnr_db)
@@ -178,7 +183,7 @@ def test_sqnr_of_a_nan_is_a_nan():
 
 def test_measuring_records_no_gradient():
     x = normal(4, 32).requires_grad_()
-    RECORDER.begin_step(1)
+    PROCESS.begin_step(1)
     gemm_operands("fprop", "mxfp8", None).lhs(x)
     RECORDER.observe("fprop", "a", "x", QuantSpec("mxfp8"), -1, x, Rounded(2 * x))
     assert not any(t.requires_grad for tally in RECORDER._tallies.values() for t in tally.step)
@@ -209,7 +214,7 @@ def test_ranks_merge_by_key_and_their_energies_add():
 def test_merging_is_as_good_as_one_recorder():
     ranks, whole = [Recorder(), Recorder()], Recorder()
     for recorder in (*ranks, whole):
-        recorder.begin_step(1)
+        begin(recorder, 1)
     for seed in range(6):
         x = normal(16, seed=seed)
         for recorder in (ranks[seed % 2], whole):

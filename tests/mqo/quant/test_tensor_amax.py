@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from mqo.megatron.layers import label_layers, shards_of
 from mqo.quant.backend import fake_quantize
 from mqo.quant.gemms import gemm_operands
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import Shards, largest, shared_amax
@@ -166,7 +167,7 @@ def test_an_empty_shard_takes_part(reduced, row, kind):
 
 def test_a_cached_weight_asks_when_it_is_quantized_anew(reduced, options, row):
     options("[quantizer]\ncache_weights = true\n[record]\nevery = 1\n")
-    RECORDER.begin_step(1)
+    PROCESS.begin_step(1)
     spec, amax = QuantSpec("nvfp4"), torch.tensor(1e3)
     for asked in (1, 2):
         for _ in range(2):

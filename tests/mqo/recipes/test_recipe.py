@@ -7,8 +7,8 @@ from mqo.errors import MqoError, UnknownNameError
 from mqo.launch.config import resolve
 from mqo.launch.options import quant_toml
 from mqo.quant.config import parse
+from mqo.quant.recipe import INGREDIENTS, KEPT, Rule
 from mqo.recipes import recipe as recipes
-from mqo.recipes.recipe import INGREDIENTS, KEPT, Rule
 from mqo.recipes.show import resolved
 
 # What facts say of each recipe: {operand: type, tile, rounding, Hadamard transform}.
@@ -246,7 +246,7 @@ def test_unknown_names_list_the_valid_ones(tmp_path):
     with pytest.raises(UnknownNameError, match="output_layer"):
         recipes.changed(recipes.read("nvfp4"), [], ["head"])
     with pytest.raises(MqoError) as caught:
-        recipes.read("hif4").without("hadamard")
+        recipes.changed(recipes.read("hif4"), ["hadamard"], [])
     assert str(caught.value) == (
         "The recipe hif4 has no hadamard to leave out. Expected: no --without: this recipe has no "
         "ingredient to leave out."

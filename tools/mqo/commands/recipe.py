@@ -18,7 +18,8 @@ recipe = typer.Typer(
 @recipe.command("list")
 def list_(as_json: JsonOption = False) -> None:
     """List the recipes."""
-    from mqo.recipes.recipe import names, read
+    from mqo.quant.recipe import names
+    from mqo.recipes.recipe import read
 
     recipes = [read(name) for name in names()]
     text = "\n".join(f"{entry.name:16}{entry.summary}" for entry in recipes)
@@ -39,7 +40,8 @@ def show(
     """Show what a recipe does to each operand, and what it leaves out."""
     from mqo.errors import MqoError
     from mqo.matrix.tables import models
-    from mqo.recipes.recipe import changed, path_of, read
+    from mqo.quant.recipe import path_of
+    from mqo.recipes.recipe import changed, read
     from mqo.recipes.show import recipe_lines, resolved
 
     shown_recipe = changed(read(name), without or (), with_ or ())

@@ -18,8 +18,8 @@ from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.matrix import tables
+from mqo.quant.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe, names
 from mqo.recipes import recipe as recipes
-from mqo.recipes.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe
 from mqo.scale.devices import DEVICES
 
 GPUS_PER_NODE = 8  # of a machine to plan for
@@ -223,7 +223,7 @@ def listing(front_end: bool = False) -> str:
             else {"quantizations": scripts, "more quantizations, for each type T": others}
         ),
         "types T": tables.quant_types(),
-        **({} if front_end else {"recipes": recipes.names()}),
+        **({} if front_end else {"recipes": names()}),
         "training configs": tables.trainings(),
     }
     return "\n".join(

@@ -18,7 +18,7 @@ from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
 from mqo.launch.user_paths import absolute_paths
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
-from mqo.recipes.recipe import Recipe
+from mqo.quant.recipe import Recipe
 from mqo.run_records import damaged
 from mqo.runs import RunFolder
 

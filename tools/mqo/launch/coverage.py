@@ -24,7 +24,7 @@ from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
-from mqo.recipes.recipe import OUTPUT_LAYER
+from mqo.quant.recipe import OUTPUT_LAYER
 from mqo.run_records import Coverage as Recorded
 from mqo.run_records import parsed
 from mqo.runs import RunFolder

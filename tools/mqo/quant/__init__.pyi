@@ -10,11 +10,15 @@ from mqo.quant.formats import SITES as SITES
 from mqo.quant.gemms import GemmOperands as GemmOperands
 from mqo.quant.gemms import gemm_operands as gemm_operands
 from mqo.quant.labels import exempt as exempt
+from mqo.quant.linear import QuantLinear as QuantLinear
 from mqo.quant.measurement import Measurement as Measurement
 from mqo.quant.measurement import measure as measure
+from mqo.quant.model import quantize_model as quantize_model
 from mqo.quant.packed_activations import saved_operands as saved_operands
 from mqo.quant.packing import PackedTensor as PackedTensor
 from mqo.quant.packing import pack as pack
+from mqo.quant.quantization import ModelQuantization as ModelQuantization
+from mqo.quant.recipe import Recipe as Recipe
 from mqo.quant.source import site_types as site_types
 from mqo.quant.spec import Hadamard as Hadamard
 from mqo.quant.spec import OperandSpec as OperandSpec

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mqo.quant import excludes
 from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
@@ -20,9 +20,25 @@ from mqo.quant.operand_table import (
     rule_for,
 )
 from mqo.quant.options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
-from mqo.quant.progress import step, total
-from mqo.quant.schedule import Phase, Schedule, parse_schedule, type_at
+from mqo.quant.schedule import Phase, Schedule, parse_schedule
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _memoized(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Compute a method of QuantConfig once for each list of arguments."""
+
+    @functools.wraps(method)
+    def remembered(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        key = (method.__name__, args, *kwargs.items())
+        if key not in self.memo:
+            self.memo[key] = method(self, *args, **kwargs)
+        result: T = self.memo[key]
+        return result
+
+    return remembered
 
 
 @dataclass(frozen=True)
@@ -38,6 +54,7 @@ class QuantConfig(Options):
     schedule: Mapping[str, Schedule] = field(default_factory=dict)
     operands: Mapping[str, OperandRow] = field(default_factory=dict)
     rules: tuple[LayerRule, ...] = ()
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def phases(self, site: str) -> Schedule:
         """Return the types of `site`: those of its schedule, or the only one."""
@@ -61,6 +78,11 @@ class QuantConfig(Options):
         """Return the spec of a format, for operands without a row in [operands]."""
         return self._spec(quant_type, PLAIN)
 
+    @_memoized
+    def is_excluded(self, site: str, layer: str) -> bool:
+        """Return whether `layer` stays unquantized at `site`, whatever the type of the site."""
+        return self.ruled_type(site, layer, "mixed") == NONE
+
     def layer_type(self, site: str, layer: str, quant_type: str) -> str:
         """Return the type of `layer` at `site`, whose literal or schedule has `quant_type`."""
         return self.ruled_type(site, layer, quant_type) or quant_type
@@ -81,6 +103,7 @@ class QuantConfig(Options):
         """
         return self.operand_spec(site, operand, layer, quant_type).spec.quant_type
 
+    @_memoized
     def operand_spec(self, site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
         """Return the spec of an operand of `layer`; arguments as `operand_type`."""
         return self.spec_in(site, operand, quant_type, self.ruled_type(site, layer, quant_type))
@@ -177,47 +200,9 @@ def current() -> QuantConfig:
     return load(Path(path)) if path else QuantConfig()
 
 
-@functools.cache
-def spec_of(site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
-    """Return `QuantConfig.operand_spec` of this process; raise what `current` raises."""
-    return current().operand_spec(site, operand, layer, quant_type)
-
-
-@functools.cache
-def type_of(site: str, operand: str, layer: str, quant_type: str) -> str:
-    """Return `QuantConfig.operand_type` of this process; raise what `current` raises."""
-    return current().operand_type(site, operand, layer, quant_type)
-
-
-@functools.cache
-def is_excluded(site: str, layer: str) -> bool:
-    """Return whether this process leaves `layer` unquantized at `site`; raise as `current`."""
-    # Any type but 'none' works: the type of the site does not matter here.
-    return layer_type(site, layer, "mixed") == NONE
-
-
-@functools.cache
-def layer_type(site: str, layer: str, quant_type: str) -> str:
-    """Return `QuantConfig.layer_type` of this process; raise what `current` raises."""
-    return current().layer_type(site, layer, quant_type)
-
-
-def scheduled(site: str, quant_type: str) -> str:
-    """Return the type of `site` at this step; `quant_type` is the one in its source.
-
-    Raise what `current` raises, and ValueError for a share if the number of steps is unknown.
-    """
-    schedule = current().schedule.get(site)
-    return quant_type if schedule is None else type_at(schedule, step(), total())
-
-
 def reset() -> None:
     """Forget the options, so that the next `current()` reads them again."""
     current.cache_clear()
-    spec_of.cache_clear()
-    type_of.cache_clear()
-    layer_type.cache_clear()
-    is_excluded.cache_clear()
 
 
 def load(path: Path) -> QuantConfig:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mqo.quant.progress import step
+from mqo.quant.progress import PROGRESS
 
 
 class FiniteError(RuntimeError):
@@ -18,7 +18,7 @@ def check_finite(tensor: Tensor, subject: str) -> None:
     if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
         kind = "NaN" if bool(tensor.isnan().any()) else "Inf"
         raise FiniteError(
-            f"{kind} in {subject}, in iteration {step() + 1}; what came before was finite"
+            f"{kind} in {subject}, in iteration {PROGRESS.step + 1}; what came before was finite"
         )
 
 

@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mqo.quant import micro_batches
 from mqo.quant.backend import fake_quantize, is_fake
-from mqo.quant.config import current, is_excluded, scheduled, spec_of
+from mqo.quant.config import QuantConfig
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
 from mqo.quant.hadamard import transform
@@ -38,8 +37,7 @@ from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
 from mqo.quant.products import Alphas, is_known, with_alphas
-from mqo.quant.progress import step
-from mqo.quant.record import RECORDER
+from mqo.quant.quantization import PROCESS, Quantization
 from mqo.quant.rounded import Rounded
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec, without_alpha
@@ -56,7 +54,10 @@ _GROUPED = ("key", "value")
 class GemmOperands:
     """The operands of a GEMM; in this base class they are not quantized, and are not changed."""
 
-    __slots__ = ()
+    __slots__ = ("quantization",)
+
+    def __init__(self, quantization: Quantization = PROCESS) -> None:
+        self.quantization = quantization
 
     def product(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return `function`, or one that computes the same product of `lhs` and `rhs` with alphas.
@@ -84,14 +85,11 @@ class GemmOperands:
 
         `shape` and `amax` are those of the whole operand. Quantization is along its last axis.
         """
-        return OperandParts(("", "", ""), QuantSpec(NONE), shape)
+        return OperandParts(self.quantization, ("", "", ""), QuantSpec(NONE), shape)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Store in a linear layer's `ctx` what its backward pass needs: the micro-batch."""
-        micro_batches.keep(ctx)
-
-
-_UNQUANTIZED = GemmOperands()
+        self.quantization.micro_batches.keep(ctx)
 
 
 @dataclass(slots=True)
@@ -104,12 +102,18 @@ class QuantizedOperands(GemmOperands):
     that the operands exclude; None if they include them.
     """
 
+    quantization: Quantization
     site: GemmSite
     quant_type: str
     layer: str
     shards: Shards | None = None
     repeats: int = 1
     alphas: Alphas | None = None
+
+    @property
+    def options(self) -> QuantConfig:
+        """The options of the model."""
+        return self.quantization.options
 
     def product(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function that computes the product of `lhs` and `rhs`, as the base class does.
@@ -143,7 +147,9 @@ class QuantizedOperands(GemmOperands):
         if self.alphas:
             self.alphas.lhs = alpha = alpha_of(amax, spec)
         key = (self.site.name, self.layer, operand)
-        return OperandParts(key, spec, shape, self._seed(operand, spec), needed, alpha)
+        return OperandParts(
+            self.quantization, key, spec, shape, self._seed(operand, spec), needed, alpha
+        )
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Store the micro-batch in `ctx`, and replace the activation by codes if it is packed.
@@ -151,8 +157,8 @@ class QuantizedOperands(GemmOperands):
         It is packed if the option `save_activations` is "packed". `activation` belongs to this
         rank: under sequence parallelism it is a part of the left operand, `gathered`.
         """
-        micro_batches.keep(ctx)
-        if current().save_activations == "packed":
+        self.quantization.micro_batches.keep(ctx)
+        if self.options.save_activations == "packed":
             operand, axis = self.site.lhs, self.site.lhs_axis
             spec = self._operand_spec(operand).spec
             amax = self._amax(gathered, operand, spec)
@@ -165,7 +171,7 @@ class QuantizedOperands(GemmOperands):
         operand = getattr(self.site, side)
         operand_spec = self._operand_spec(operand)
         spec = operand_spec.spec
-        if operand == "probs" and current().unnormalized_probs and spec.quant_type != NONE:
+        if operand == "probs" and self.options.unnormalized_probs and spec.quant_type != NONE:
             raise ValueError(
                 f"{self.layer} computes all s x s scores, with normalized probabilities. Expected: "
                 "attention in chunks, which --unnormalized-probs needs: use `--attention-backend "
@@ -184,7 +190,7 @@ class QuantizedOperands(GemmOperands):
         """Return one operand, quantized; set its alpha if operands exclude alphas."""
         operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
         key, spec = (self.site.name, self.layer, operand), operand_spec.spec
-        keeps = isinstance(original, Parameter) and current().cache_weights
+        keeps = isinstance(original, Parameter) and self.options.cache_weights
         seed = self._seed(operand, spec, keeps)
         excluding = without_alpha(spec) if self.alphas else spec
 
@@ -195,7 +201,7 @@ class QuantizedOperands(GemmOperands):
         def make(out: Tensor | None = None) -> Rounded:
             x, own_amax = prepared()
             if not operand_spec.is_plain:  # `x` is new: overwrite it unless it is measured
-                out = None if RECORDER.measuring else x
+                out = None if self.quantization.recorder.measuring else x
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
             if amax is None and excluding.without_alpha:
@@ -208,11 +214,11 @@ class QuantizedOperands(GemmOperands):
             rounded = cached(original, replace(operand_spec, spec=excluding), axis, seeds, make)
         else:
             rounded = make()
-        if current().check_nan:
+        if self.options.check_nan:
             check_rounding(*key, spec.quant_type, original, rounded.tensor)
         if spec.quant_type != NONE:
-            measured = prepared()[0] if RECORDER.measuring else original
-            RECORDER.observe(*key, spec, axis, measured, rounded, dump=original)
+            measured = prepared()[0] if self.quantization.recorder.measuring else original
+            self.quantization.recorder.observe(*key, spec, axis, measured, rounded, dump=original)
         return self._without_gain(side, operand_spec.gain, rounded).to(original.dtype)
 
     def _without_gain(self, side: str, gain: float, rounded: Rounded) -> Tensor:
@@ -223,7 +229,7 @@ class QuantizedOperands(GemmOperands):
         return rounded.tensor if gain == 1.0 else rounded.tensor * (1.0 / gain)
 
     def _operand_spec(self, operand: str) -> OperandSpec:
-        return spec_of(self.site.name, operand, self.layer, self.quant_type)
+        return self.options.operand_spec(self.site.name, operand, self.layer, self.quant_type)
 
     def _prepared(
         self, operand: str, operand_spec: OperandSpec, axis: int, original: Tensor
@@ -261,7 +267,7 @@ class QuantizedOperands(GemmOperands):
         """
         if spec.rounding != "stochastic":
             return None
-        micro_batch = 0 if keeps else micro_batches.now()
+        micro_batch = 0 if keeps else self.quantization.micro_batches.now()
         shard = part or shard_rank(operand, self.shards)
         return self._seed_of(operand, micro_batch, shard)
 
@@ -269,13 +275,13 @@ class QuantizedOperands(GemmOperands):
         """Return the seed of the signs, which both operands of a GEMM share."""
         if hadamard is None or hadamard.signs != "random":
             return None
-        micro_batch = 0 if current().cache_weights else micro_batches.now()
+        micro_batch = 0 if self.options.cache_weights else self.quantization.micro_batches.now()
         return self._seed_of("signs", micro_batch, shard=0)
 
     def _seed_of(self, operand: str, micro_batch: int, shard: int) -> int:
         return derive_seed(
-            current().seed,
-            step=step(),
+            self.options.seed,
+            step=self.quantization.progress.step,
             micro_batch=micro_batch,
             shard=shard,
             site=self.site.name,
@@ -310,7 +316,7 @@ def _once_a_group(repeats: int, quantize: Callable[[Tensor], Tensor], heads: Ten
 
 
 def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
-    """Return the quantizer of the operands of `owner`'s GEMM at `site`.
+    """Return the quantizer of the operands of `owner`'s GEMM at `site`, for patched Megatron.
 
     Args:
         site: a name in SITES, which gives the axes along which the operands are quantized.
@@ -324,24 +330,36 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     Raises:
         ValueError: the site or the type is unknown; the text names the valid ones.
     """
-    if site in _FIRST and current().is_random:
-        micro_batches.begin(getattr(owner, LABEL, UNLABELED))
-    return operands_of(site, quant_type, owner)
+    return counted_operands(site, quant_type, owner, PROCESS)
 
 
-def operands_of(site: str, quant_type: str, owner: object) -> GemmOperands:
-    """Return the same as `gemm_operands`, for callers that count forward passes themselves."""
+def counted_operands(
+    site: str, quant_type: str, owner: object, quantization: Quantization
+) -> GemmOperands:
+    """Return the operands of a GEMM of the model of `quantization`, and count its forward pass.
+
+    The other arguments, and errors, are those of `gemm_operands`.
+    """
+    if site in _FIRST and quantization.options.is_random:
+        quantization.micro_batches.begin(getattr(owner, LABEL, UNLABELED))
+    return operands_of(site, quant_type, owner, quantization)
+
+
+def operands_of(
+    site: str, quant_type: str, owner: object, quantization: Quantization = PROCESS
+) -> GemmOperands:
+    """Return the same as `counted_operands`, for callers that count forward passes themselves."""
     check_choice("GEMM site", site, tuple(SITES))
     check_type(quant_type)
     layer = getattr(owner, LABEL, UNLABELED)
-    quant_type = scheduled(site, quant_type)
+    quant_type = quantization.scheduled(site, quant_type)
     if quant_type == NONE or is_exempt(owner):
-        return _UNQUANTIZED
-    if is_excluded(site, layer):
-        RECORDER.record_excluded(site, layer)
-        return _UNQUANTIZED
+        return GemmOperands(quantization)
+    if quantization.options.is_excluded(site, layer):
+        quantization.recorder.record_excluded(site, layer)
+        return GemmOperands(quantization)
     shards = getattr(owner, SHARDS, None)
-    return QuantizedOperands(SITES[site], quant_type, layer, shards, _repeats(owner))
+    return QuantizedOperands(quantization, SITES[site], quant_type, layer, shards, _repeats(owner))
 
 
 def _part(activation: Tensor, gathered: Tensor, shards: Shards | None) -> int:

@@ -13,76 +13,68 @@ from contextlib import contextmanager
 
 import torch
 
-from mqo.quant.progress import began
-from mqo.quant.record import RECORDER
+from mqo.quant.progress import Progress
 
-_forward: Counter[str] = Counter()
-_recomputed: Counter[str] = Counter()
-_counted_since = 0
-_now = 0
-_replica: tuple[int, int] | None = None
 _KEPT = "mqo_micro_batch"
 
 
-def set_replica(rank: int, size: int) -> None:
-    """Set the data-parallel rank of this process, and the number of ranks."""
-    global _replica
-    _replica = (rank, size)
+class MicroBatches:
+    """The micro-batches of one model in the current step."""
 
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._forward: Counter[str] = Counter()
+        self._recomputed: Counter[str] = Counter()
+        self._counted_since = progress.began
+        self._now = 0
+        self.replica: tuple[int, int] | None = None
 
-def begin(layer: str) -> None:
-    """Count a forward pass of `layer`."""
-    global _now, _counted_since
-    if _counted_since != began():
-        _counted_since = began()
-        _forward.clear()
-        _recomputed.clear()
-    # Within a backward pass autograd has a graph task, and Megatron and torch recompute within it.
-    recomputes = torch._C._current_graph_task_id() != -1
-    counts = _recomputed if recomputes else _forward
-    _now = counts[layer]
-    counts[layer] += 1
+    def set_replica(self, rank: int, size: int) -> None:
+        """Set the data-parallel rank of this process, and the number of ranks."""
+        self.replica = (rank, size)
 
+    def begin(self, layer: str) -> None:
+        """Count a forward pass of `layer`."""
+        if self._counted_since != self._progress.began:
+            self._counted_since = self._progress.began
+            self._forward.clear()
+            self._recomputed.clear()
+        # Within a backward pass autograd has a graph task, and Megatron and torch recompute there.
+        recomputes = torch._C._current_graph_task_id() != -1
+        counts = self._recomputed if recomputes else self._forward
+        self._now = counts[layer]
+        counts[layer] += 1
 
-@contextmanager
-def uncounted() -> Iterator[None]:
-    """Do not count forward passes in this block, so that it does not change later numbers."""
-    before = Counter(_forward) if _counted_since == began() else Counter()
-    try:
-        yield
-    finally:
-        _forward.clear()
-        _forward.update(before)
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Do not count forward passes in this block, so that it does not change later numbers."""
+        is_current = self._counted_since == self._progress.began
+        before = Counter(self._forward) if is_current else Counter()
+        try:
+            yield
+        finally:
+            self._forward.clear()
+            self._forward.update(before)
 
+    def keep(self, ctx: object) -> None:
+        """Store the micro-batch of the current forward pass in an autograd.Function's `ctx`."""
+        setattr(ctx, _KEPT, (self, self._now))
 
-@contextmanager
-def extra_pass() -> Iterator[None]:
-    """Neither record nor count quantization in this block, which is not part of a step.
+    def now(self) -> int:
+        """Return the micro-batch of the current pass, counted over all data-parallel ranks.
 
-    Stochastic rounding draws the same numbers in this block and in the forward passes after it.
-    """
-    with RECORDER.paused(), uncounted():
-        yield
-
-
-def keep(ctx: object) -> None:
-    """Store the micro-batch of the current forward pass in an autograd.Function's `ctx`."""
-    setattr(ctx, _KEPT, _now)
+        The order is that of upstream's samplers: the first micro-batch of every rank, then the
+        second.
+        """
+        rank, size = self.replica or _process()
+        return self._now * size + rank
 
 
 def resume(ctx: object) -> None:
-    """Make the micro-batch of `ctx` the current one, at the start of its backward pass."""
-    global _now
-    _now = getattr(ctx, _KEPT, 0)
-
-
-def now() -> int:
-    """Return the micro-batch of the current pass, counted over all data-parallel ranks.
-
-    The order is that of upstream's samplers: the first micro-batch of every rank, then the second.
-    """
-    rank, size = _replica or _process()
-    return _now * size + rank
+    """Make the micro-batch of `ctx` its model's current one, at the start of a backward pass."""
+    if kept := getattr(ctx, _KEPT, None):
+        micro_batches, number = kept
+        micro_batches._now = number
 
 
 def _process() -> tuple[int, int]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from mqo.quant import micro_batches
+from mqo.quant.micro_batches import resume
 from mqo.quant.packing import PackedTensor, pack
 from mqo.quant.scales import Stored
 from mqo.quant.spec import QuantSpec
@@ -46,7 +46,7 @@ def saved_operands(ctx: Any) -> tuple[Tensor, ...]:
 
     Patched Megatron calls this instead of `ctx.saved_tensors` at the start of the backward pass.
     """
-    micro_batches.resume(ctx)
+    resume(ctx)
     form: Callable[[Tensor, Stored], PackedTensor] | None = getattr(ctx, _FORM, None)
     saved: tuple[Tensor, ...] = ctx.saved_tensors
     if form is None:

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from mqo.quant.backend import fake_quantize
-from mqo.quant.config import current
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE
-from mqo.quant.record import RECORDER
+from mqo.quant.quantization import Quantization
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec, without_alpha
 from mqo.quant.stochastic import skipped
@@ -25,6 +24,7 @@ class OperandParts:
     the tensor, if quantized parts exclude it.
     """
 
+    quantization: Quantization
     key: tuple[str, str, str]
     spec: QuantSpec
     shape: tuple[int, int, int]
@@ -45,7 +45,7 @@ class OperandParts:
     @property
     def is_watched(self) -> bool:
         """Whether parts are now measured or kept, zeros too."""
-        return RECORDER.measuring or RECORDER.dumping
+        return self.quantization.recorder.measuring or self.quantization.recorder.dumping
 
     def quantize(self, part: Tensor, matrix: int, row: int, out: Tensor) -> Tensor:
         """Quantize a part [m, r, n] that begins at this matrix and row into `out`; return `out`.
@@ -70,9 +70,9 @@ class OperandParts:
         """Check and record a part; the first part counts as the call."""
         if self.spec.quant_type == NONE:
             return
-        if current().check_nan:
+        if self.quantization.options.check_nan:
             check_rounding(*self.key, self.spec.quant_type, part, quantized)
-        RECORDER.observe(
+        self.quantization.recorder.observe(
             *self.key,
             self.spec,
             -1,

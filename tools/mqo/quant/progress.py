@@ -1,32 +1,27 @@
 """The current training step, from which random seeds and schedules are derived."""
 
-_step = 0
-_total: int | None = None
-_began = 0
+from dataclasses import dataclass
 
 
-def set_step(step: int, total: int | None = None) -> None:
-    """Set the training step of this process (0 before the first call), and the total if known.
+@dataclass
+class Progress:
+    """The step of a model: the number of completed steps, and their total if known.
 
-    `total` stays until it is set again. The count of micro-batches restarts.
+    `began` counts the calls of `set_step`, which distinguishes steps with the same number.
     """
-    global _step, _total, _began
-    _step = int(step)
-    _began += 1
-    if total is not None:
-        _total = int(total)
+
+    step: int = 0
+    total: int | None = None
+    began: int = 0
+
+    def set_step(self, step: int, total: int | None = None) -> None:
+        """Set the step, and the total if it is not None. The count of micro-batches restarts."""
+        self.step = int(step)
+        self.began += 1
+        if total is not None:
+            self.total = int(total)
 
 
-def step() -> int:
-    """Return the current training step: the number of completed steps."""
-    return _step
-
-
-def total() -> int | None:
-    """Return the number of training steps; None if it was not set."""
-    return _total
-
-
-def began() -> int:
-    """Return the number of calls of `set_step`, which distinguishes steps with the same number."""
-    return _began
+# That of the model that Megatron trains in this process.
+PROGRESS = Progress()
+set_step = PROGRESS.set_step

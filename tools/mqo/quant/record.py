@@ -1,7 +1,7 @@
 """Count and measure the quantizer's calls, by site, layer, operand and type."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mqo.quant.config import current
 from mqo.quant.formats import SITES
 from mqo.quant.measurement import Measurement, Sums, decibels, measure, merged
 from mqo.quant.rounded import Rounded
@@ -64,10 +63,7 @@ class _Tally:
 
 
 class Recorder:
-    """Counts every quantized operand; measures and keeps operands in selected steps.
-
-    The options `every` and `dump` select the steps.
-    """
+    """Counts every quantized operand; measures and keeps operands in selected steps."""
 
     def __init__(self) -> None:
         self._tallies: dict[Key, _Tally] = {}
@@ -75,12 +71,13 @@ class Recorder:
         self._measuring = self._dumping = False
         self._partial: str | None = None  # the operand whose parts are kept
 
-    def begin_step(self, iteration: int) -> None:
-        """Start an iteration, counted from 1; options select those to measure or keep."""
-        options = current()
-        every = options.every
+    def begin_step(self, iteration: int, every: int, dump: Collection[int]) -> None:
+        """Start an iteration, counted from 1. Measure 1 and each multiple of `every`, if not 0.
+
+        Keep the operands of the iterations `dump`.
+        """
         self._measuring = bool(every) and (iteration == 1 or iteration % every == 0)
-        self._dumping = iteration in options.dump
+        self._dumping = iteration in dump
 
     @property
     def measuring(self) -> bool:

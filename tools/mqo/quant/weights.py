@@ -59,6 +59,11 @@ def weights_changed() -> None:
     _epoch += 1
 
 
+def epoch() -> int:
+    """Return the number of optimizer steps, and of other calls of `weights_changed`, so far."""
+    return _epoch
+
+
 def _after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Start an epoch after a step of any torch.optim.Optimizer in this process."""
     weights_changed()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mqo.matrix.tables import NONE, Model
-from mqo.recipes.recipe import OUTPUT_LAYER, Recipe, Rule
+from mqo.quant.recipe import OUTPUT_LAYER, Recipe, Rule
 
 WIDTH = 80
 

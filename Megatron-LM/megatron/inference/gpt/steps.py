@@ -24,7 +24,7 @@ from megatron.core import parallel_state
 from megatron.core.tensor_parallel.random import _fork_rng
 from megatron.core.utils import unwrap_model
 from mqo.megatron.device import accelerator_type
-from mqo.quant.micro_batches import extra_pass
+from mqo.quant.quantization import PROCESS
 from torch import Tensor
 from torch.distributed import all_reduce
 
@@ -77,7 +77,7 @@ def _train(
     if num_microbatches == 1:
         return run(Step(tokens, averaged), forward_only=False)
     teacher = TeacherOutputs(student)
-    with torch.no_grad(), extra_pass(), _fork_rng(), teacher.kept():
+    with torch.no_grad(), PROCESS.extra_pass(), _fork_rng(), teacher.kept():
         values = _mean(run(Step(tokens), forward_only=True))
     with teacher.repeated():
         return run(Step(tokens, lambda of_micro_batch: values), forward_only=False)

@@ -14,6 +14,7 @@ from mqo.quant.gemms import gemm_operands
 from mqo.quant.parts import OperandParts
 from mqo.quant.products import Alphas
 from mqo.quant.progress import set_step
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 
@@ -228,7 +229,7 @@ def test_what_is_recorded_is_what_the_unfused_path_records(operands, options, qu
     seen = []
     for attend in (unfused, chunked):
         RECORDER.reset()
-        RECORDER.begin_step(1)
+        PROCESS.begin_step(1)
         gradients(attend(Layer(), (quant_type, quant_type), *tensors), tensors)
         measured = {one.key: one for one in RECORDER.end_step() if one.site == "pv"}
         calls = {r.key: (r.calls, r.measured) for r in RECORDER.entries() if r.site == "pv"}
@@ -251,7 +252,7 @@ def test_what_is_recorded_is_what_the_unfused_path_records(operands, options, qu
 def test_the_dump_of_a_step_is_of_its_first_call(operands, options):
     options("[record]\ndump = [1]\n")
     tensors = operands(64, 64)
-    RECORDER.begin_step(1)
+    PROCESS.begin_step(1)
     chunked(Layer(), ("none", "mxfp8"), *tensors)
     first = RECORDER._dump["pv/unlabeled/probs"].clone()
     chunked(Layer(), ("none", "mxfp8"), *(2 * t for t in tensors))
@@ -297,7 +298,7 @@ def test_gradients_flow_through_a_recomputed_layer(operands, options):
 
 
 def test_an_operand_without_a_type_is_handed_on():
-    parts = OperandParts(("pv", "a", "probs"), QuantSpec("none"), (1, 2, 3))
+    parts = OperandParts(PROCESS, ("pv", "a", "probs"), QuantSpec("none"), (1, 2, 3))
     part = torch.ones(1, 2, 3)
     assert parts.quantize(part, 0, 0, torch.zeros_like(part)) is part
     parts.observe(part, part, 0, 0)

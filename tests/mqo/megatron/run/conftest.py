@@ -3,7 +3,9 @@
 import pytest
 import torch
 from mqo.megatron.run import guard, observe, resumed_types
-from mqo.quant import config, progress
+from mqo.quant import config
+from mqo.quant.progress import PROGRESS
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
@@ -30,7 +32,7 @@ def run(tmp_path, monkeypatch):
     for name, value in begin.items():
         monkeypatch.setattr(guard, name, value)
     monkeypatch.setattr(observe, "_writer", None)
-    monkeypatch.setattr(progress, "_step", progress.step())  # and put it back
+    monkeypatch.setattr(PROGRESS, "step", PROGRESS.step)  # and put it back
     config.reset()
     RECORDER.reset()
     yield start
@@ -44,7 +46,7 @@ def quantized():
 
     def quantize(site, quant_type, *operands, layer="layers.0"):
         x = torch.arange(32.0)
-        RECORDER.begin_step(1)
+        PROCESS.begin_step(1)
         for operand in operands:
             RECORDER.observe(site, layer, operand, QuantSpec(quant_type), -1, x, Rounded(x + 0.5))
         RECORDER.end_step()

@@ -15,10 +15,11 @@ from mqo.megatron.run.guard import (
 from mqo.megatron.run.resumed_types import note_checkpoint
 from mqo.megatron.run.setup import read_chunk_tokens, read_setup
 from mqo.megatron.traps import Setup
-from mqo.quant import config, gemms, micro_batches, progress
+from mqo.quant import config, gemms
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
-from mqo.quant.progress import set_step
+from mqo.quant.progress import PROGRESS, set_step
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER, QuantRecord, merge
 from torch import nn
 
@@ -93,7 +94,7 @@ def test_only_the_first_step_is_checked(run, quantized):
 def test_the_quantizers_learn_of_every_step_even_without_a_run_folder(run):
     for iteration in (1, 2):
         after_step(iteration)
-        assert progress.step() == iteration
+        assert PROGRESS.step == iteration
     set_step(0)
 
 
@@ -128,7 +129,7 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(
 
 def test_the_quantizers_learn_the_step_that_a_checkpoint_was_at(run):
     before_step([], Namespace(curr_iteration=7))
-    assert progress.step() == 7
+    assert PROGRESS.step == 7
     set_step(0)
 
 
@@ -481,7 +482,7 @@ def test_an_identity_in_the_quantizers_place_ends_the_run(run, identity):
 def test_it_ends_the_run_at_its_first_measured_step(run, identity):
     run(fprop="mxfp8", record="every = 2")
     net = Net()
-    RECORDER.begin_step(1)
+    PROCESS.begin_step(1)
     RECORDER.end_step()
     before_step([net], Namespace(curr_iteration=2))
     net(torch.ones(4, 32)).sum().backward()
@@ -583,15 +584,15 @@ def test_a_validation_draws_as_after_the_last_step(run, monkeypatch):
     before_step([Net()], Namespace(curr_iteration=3, train_iters=4))
     after_step(4)
     before_validation([Net()], LAST, 4)  # does nothing: steps came before
-    whole = progress.step(), progress.total(), micro_batches._replica
-    began = progress.began()
+    whole = PROGRESS.step, PROGRESS.total, PROCESS.micro_batches.replica
+    began = PROGRESS.began
     set_step(0)
     monkeypatch.setattr(guard, "_began", False)
     before_validation([Net()], LAST, 4)
-    assert (progress.step(), progress.total(), micro_batches._replica) == whole == (4, 4, (1, 2))
-    assert progress.began() == began + 2
+    assert (PROGRESS.step, PROGRESS.total, PROCESS.micro_batches.replica) == whole == (4, 4, (1, 2))
+    assert PROGRESS.began == began + 2
     before_validation([Net()], LAST, 4)
-    assert progress.began() == began + 2
+    assert PROGRESS.began == began + 2
 
 
 def test_a_validation_of_another_types_checkpoint_ends_the_run(run):

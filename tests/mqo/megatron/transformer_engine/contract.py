@@ -21,8 +21,9 @@ from mqo.megatron.run.unpickle import CheckpointError, check_pickle
 from mqo.megatron.transformer_engine.factory import quantizer
 from mqo.megatron.transformer_engine.passes import attach
 from mqo.megatron.transformer_engine.releases import FACTORY, EngineError, multiplies_plain_tensors
-from mqo.quant import config, weights
+from mqo.quant import weights
 from mqo.quant.backend import fake_quantize
+from mqo.quant.config import current
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
@@ -391,7 +392,7 @@ def test_a_layer_that_did_not_ask_ends_the_run(tmp_path):
     asked = dict.fromkeys(LINEAR, "mxfp8")
     found = site_coverage(
         *(asked, [one.layer for one in layers], usage.close(), RECORDER.entries()),
-        *(config.is_excluded, config.type_of),
+        *(current().is_excluded, current().operand_type),
     )
     missed = {(site, layer.split(".")[2]) for site, layer in found.missed}
     assert missed == {(site, "0") for site in LINEAR}

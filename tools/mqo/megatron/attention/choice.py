@@ -19,9 +19,10 @@ from mqo.megatron.attention.paths import (
     fused_context,
     part_of,
 )
-from mqo.quant.config import current, scheduled, spec_of
+from mqo.quant.config import current
 from mqo.quant.formats import NONE
 from mqo.quant.labels import LABEL, UNLABELED, is_exempt
+from mqo.quant.quantization import PROCESS
 from mqo.quant.spec import QuantSpec
 
 # --attention-backend: flash and fused require a fused kernel, unfused and local upstream's path.
@@ -193,7 +194,7 @@ def _rounding(layer: Any, quant_type: str) -> QuantSpec:
     if is_exempt(layer):
         return QuantSpec(NONE)
     name = getattr(layer, LABEL, UNLABELED)
-    return spec_of("pv", "probs", name, scheduled("pv", quant_type)).spec
+    return current().operand_spec("pv", "probs", name, PROCESS.scheduled("pv", quant_type)).spec
 
 
 _said: list[str] = []

@@ -16,7 +16,7 @@ from mqo.megatron.run.files import run_folder
 from mqo.megatron.run.ranks import all_ranks, rank
 from mqo.megatron.run.untrusted import UntrustedFileError, parse_json, read_lines
 from mqo.quant.config import current
-from mqo.quant.progress import step
+from mqo.quant.progress import PROGRESS
 
 LOSSES, GRADIENT_NORM = ("lm loss", "kd loss"), "grad-norm"
 _LISTED = 3  # finite steps that an error lists
@@ -52,7 +52,7 @@ def check_finite_loss(loss: float) -> None:
     """
     if not math.isfinite(loss):
         raise DivergenceError(
-            error_text(f"{_clause([Rejected(rank(), 'loss', loss)])} after step {step()}")
+            error_text(f"{_clause([Rejected(rank(), 'loss', loss)])} after step {PROGRESS.step}")
         )
 
 
@@ -70,7 +70,7 @@ def end_if_diverged(machine: Any) -> tuple[bool, bool, int]:
         return reproduced, ends, code
     rejected = [value for value in all_ranks(_rejected_here(machine)) if value is not None]
     again = "the same result" if reproduced else "another result: suspect the hardware"
-    when = f"in step {step() + 1}, which was run again with {again}"
+    when = f"in step {PROGRESS.step + 1}, which was run again with {again}"
     raise DivergenceError(error_text(f"{_clause(rejected)} {when}"))
 
 

@@ -21,12 +21,12 @@ from mqo.megatron.run.ranks import all_ranks, data_rank, rank
 from mqo.megatron.run.resumed_types import keep_types
 from mqo.megatron.run.setup import Usage, read_chunk_tokens, read_setup
 from mqo.megatron.traps import Setup, find_traps, notes, setup_traps
-from mqo.quant.config import QuantConfig, current, is_excluded, scheduled, type_of
+from mqo.quant.config import QuantConfig, current
 from mqo.quant.excludes import unmatched
 from mqo.quant.formats import SITES
 from mqo.quant.labels import Layer
-from mqo.quant.micro_batches import set_replica
 from mqo.quant.progress import set_step
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER, Key, QuantRecord, merge
 
 # The layers of the model, once `_inspect_model` has found them.
@@ -58,7 +58,7 @@ def before_model(args: Namespace) -> None:
     global _args
     _args = args
     if run_folder() is not None:
-        faults = setup_traps(ever_asked(current()), read_setup(args), is_excluded)
+        faults = setup_traps(ever_asked(current()), read_setup(args), current().is_excluded)
         _end(faults, "before the model")
 
 
@@ -76,7 +76,7 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
     divergence.begin_step(args)
     if run_folder() is None:
         return
-    RECORDER.begin_step(done + 1)
+    PROCESS.begin_step(done + 1)
     keep_last(current().keep_checkpoints)
     if _labeled is None:
         model = list(model)
@@ -128,7 +128,7 @@ def steps_begun() -> int:
 def _set_draws(done: int, args: Namespace) -> None:
     """Set the step and the rank of the quantizers, which determine their random numbers."""
     set_step(done, getattr(args, "train_iters", None))
-    set_replica(*data_rank())
+    PROCESS.micro_batches.set_replica(*data_rank())
 
 
 def _inspect_model(model: list[Module], args: Namespace) -> None:
@@ -162,7 +162,7 @@ def after_step(iteration: int) -> None:
     if run_folder() is not None and types != _checked:
         _checked, when = types, f"iteration {iteration}"
         here = since(_calls, RECORDER.entries())
-        _end(missing(types, merge(all_ranks(here)), type_of), when)
+        _end(missing(types, merge(all_ranks(here)), current().operand_type), when)
         if _usage is not None:
             used, _usage = _usage.close(), None
             check_layers(types, [labeled.layer for labeled in _labeled or ()], used, here, when)
@@ -176,7 +176,7 @@ def after_step(iteration: int) -> None:
 
 def asked_now(*, forward_only: bool = False) -> dict[str, str]:
     """Return the type that each site should have at this step."""
-    sites = {site: scheduled(site, wanted) for site, wanted in current().asked.items()}
+    sites = {site: PROCESS.scheduled(site, wanted) for site, wanted in current().asked.items()}
     return {site: t for site, t in sites.items() if site in _FORWARD or not forward_only}
 
 
@@ -195,7 +195,8 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
     patterns = (*current().exclude, *(rule.layers for rule in current().rules))
     faults = unmatched(patterns, everywhere) + current().contradictions()
     types = ever_asked(current())
-    _end(faults + find_traps(types, setup, everywhere, is_excluded), "before the first step")
+    faults += find_traps(types, setup, everywhere, current().is_excluded)
+    _end(faults, "before the first step")
     _say(notes(types, everywhere))
 
 
@@ -218,7 +219,7 @@ def check_alone(others: list[str]) -> None:
 def check_cuts(layers: list[FoundLayer], args: Namespace) -> None:
     """Raise GuardError for every block that this layout splits; a collective."""
     blocks, squares = current().blocks(), current().squares()
-    here = cut_blocks(blocks, squares, layers, read_chunk_tokens(args), is_excluded)
+    here = cut_blocks(blocks, squares, layers, read_chunk_tokens(args), current().is_excluded)
     _end(sorted({text for texts in all_ranks(here) for text in texts}), "before the first step")
 
 
@@ -241,7 +242,7 @@ def check_all(records: list[QuantRecord]) -> None:
     options = current()
     types = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     rest = [record for record in records if record.site not in options.schedule]
-    _end(missing(types, rest, type_of), "at the end")
+    _end(missing(types, rest, current().operand_type), "at the end")
 
 
 def _trained_before() -> bool:
@@ -256,7 +257,7 @@ def _check_validation(records: list[QuantRecord]) -> None:
     if not _began:  # --eval-iters 0
         return
     types, when = asked_now(forward_only=True), "final validation"
-    _end(missing(types, records, type_of), when)
+    _end(missing(types, records, current().operand_type), when)
     if _usage is not None:
         used, _usage = _usage.close(), None
         layers = [labeled.layer for labeled in _labeled or ()]
@@ -275,7 +276,9 @@ def check_layers(
     `layers` and `records` are this rank's, `used` the names of the layers that ran. Layers that
     never ran are printed.
     """
-    here = site_coverage(types, layers, used, records, is_excluded, type_of)
+    here = site_coverage(
+        types, layers, used, records, current().is_excluded, current().operand_type
+    )
     ranks = all_ranks(here)
     _end(coverage_faults(ranks), when)
     idle = idle_layers(ranks)

@@ -9,9 +9,9 @@ from torch.nn import Parameter
 from mqo.megatron import linear
 from mqo.megatron.transformer_engine.passes import Bystander, Pass
 from mqo.megatron.transformer_engine.releases import EngineError
-from mqo.quant import micro_batches
 from mqo.quant.formats import LINEAR, SITES
 from mqo.quant.gemms import operands_of
+from mqo.quant.micro_batches import resume
 
 # {the engine's name of a tensor: our name of the operand}
 _OPERANDS = {"input": "x", "weight": "weight", "grad_output": "grad"}
@@ -55,7 +55,7 @@ class Operand:
             )
         site, hand = _gemms(_OPERANDS[self.tensor])[direction]
         weight = self.weight
-        micro_batches.resume(self.layer_pass)
+        resume(self.layer_pass)
         operands = operands_of(site, linear.source_types()[site], weight)
         matrix = weight if self._is(weight, tensor) else tensor.reshape(-1, tensor.shape[-1])
         quantized = getattr(operands, hand)(matrix)

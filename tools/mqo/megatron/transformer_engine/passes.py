@@ -13,9 +13,10 @@ from torch.nn import Module, Parameter
 
 from mqo.megatron import linear
 from mqo.megatron.transformer_engine.releases import EngineError
-from mqo.quant import micro_batches
 from mqo.quant.config import current
 from mqo.quant.labels import LABEL
+from mqo.quant.micro_batches import resume
+from mqo.quant.quantization import PROCESS
 
 _STATE = "mqo_pass"
 _running: "Pass | Bystander | None" = None
@@ -76,8 +77,8 @@ class Pass:
         if current().is_random:
             weights = linear.weights(self.module)
             for _, weight in weights:
-                micro_batches.begin(getattr(weight, LABEL, ""))
-            micro_batches.keep(self)
+                PROCESS.micro_batches.begin(getattr(weight, LABEL, ""))
+            PROCESS.micro_batches.keep(self)
 
     def end(self, output: Any) -> None:
         """Set the same micro-batch for the backward pass of this forward pass."""
@@ -86,14 +87,14 @@ class Pass:
         if not current().is_random:
             return
         kept = _Kept()
-        micro_batches.keep(kept)
+        PROCESS.micro_batches.keep(kept)
         for tensor in output if isinstance(output, tuple) else (output,):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(lambda grad: self._resume(kept))
 
     def _resume(self, kept: "_Kept") -> None:
-        micro_batches.resume(kept)
-        micro_batches.keep(self)
+        resume(kept)
+        PROCESS.micro_batches.keep(self)
 
 
 class _Kept:

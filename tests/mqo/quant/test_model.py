@@ -1,0 +1,250 @@
+"""quantize_model: which layers of a model it changes, what it refuses, and what it leaves alone."""
+
+import copy
+
+import pytest
+import torch
+from mqo.quant.linear import QuantLinear
+from mqo.quant.model import quantize_model
+from mqo.quant.recipe import Recipe, names
+from torch import nn
+
+BLOCKS, WIDE, TALL, VOCABULARY = 8, 64, 128, 96
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDE)
+        self.up, self.down = nn.Linear(WIDE, TALL), nn.Linear(TALL, WIDE)
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+class Model(nn.Module):
+    def __init__(self, head="lm_head"):
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDE)
+        self.layers = nn.ModuleList(Block() for _ in range(BLOCKS))
+        self.head = head
+        self.add_module(head, nn.Linear(WIDE, VOCABULARY, bias=False))
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for block in self.layers:
+            x = block(x)
+        return self.get_submodule(self.head)(x)
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(1)
+    return Model()
+
+
+TOKENS = torch.randint(0, VOCABULARY, (2, 16), generator=torch.Generator().manual_seed(2))
+
+
+def quantized(model):
+    return {name for name, module in model.named_modules() if isinstance(module, QuantLinear)}
+
+
+def of_blocks(*numbers):
+    return {f"layers.{n}.{side}" for n in numbers for side in ("up", "down")}
+
+
+def losses(model, steps=5):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for _ in range(steps):
+        logits = model(TOKENS).flatten(0, 1)
+        loss = nn.functional.cross_entropy(logits, TOKENS.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_recipe_chooses_the_layers(model, name):
+    shared = quantize_model(model, name)
+    kept = {block for rule in Recipe.load(name).rules for block in rule.blocks(BLOCKS)}
+    assert quantized(model) == of_blocks(*{*range(BLOCKS)} - kept) == {*shared.layers}
+    first, *_, last = losses(model)
+    assert last < first
+    assert shared.idle_layers() == []
+
+
+def test_a_type_quantizes_every_gemm_of_every_layer(model):
+    shared = quantize_model(model, "mxfp4")
+    assert quantized(model) == of_blocks(*range(BLOCKS)) | {"lm_head"}
+    assert {*shared.types_of("lm_head").values()} == {"mxfp4"}
+    losses(model, steps=1)
+    assert {(r.site, r.quant_type) for r in shared.records()} == {
+        *(("fprop", "mxfp4"), ("dgrad", "mxfp4"), ("wgrad", "mxfp4"))
+    }
+
+
+def test_patterns_choose_layers(model):
+    quantize_model(model, "mxfp4", include=["layers.*"], exclude=["*.down", "layers.0.*"])
+    assert quantized(model) == {f"layers.{n}.up" for n in range(1, BLOCKS)}
+
+
+def test_a_file_of_the_users_is_a_recipe(model, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('types = { fprop = "mxfp8" }\n[[rules]]\nlast = 2\nquant_type = "none"\n')
+    shared = quantize_model(model, str(path))
+    assert quantized(model) == of_blocks(*range(BLOCKS - 2))
+    assert shared.types_of("layers.0.up") == {"fprop": "mxfp8", "dgrad": "none", "wgrad": "none"}
+
+
+@pytest.mark.parametrize("head", ["lm_head", "output_layer"])
+def test_a_recipe_leaves_the_lm_head_unquantized(head):
+    model = Model(head)
+    quantize_model(model, "mxfp8")
+    assert head not in quantized(model)
+
+
+def test_parameters_hooks_and_the_state_dict_stay(model):
+    before = copy.deepcopy(model.state_dict())
+    weights = [id(weight) for weight in model.parameters()]
+    calls = []
+    model.layers[0].up.register_forward_hook(lambda *_: calls.append(1))
+    quantize_model(model, "mxfp4")
+    assert [id(weight) for weight in model.parameters()] == weights
+    assert model.state_dict().keys() == before.keys()
+    model.load_state_dict(before)
+    model(TOKENS)
+    assert calls == [1]
+
+
+def test_two_models_have_their_own_options(model):
+    other = copy.deepcopy(model)
+    quantize_model(model, "mxfp4")
+    shared = quantize_model(other, "mxfp8")
+    assert not model(TOKENS).equal(other(TOKENS))
+    assert {record.quant_type for record in shared.records()} == {"mxfp8"}
+
+
+def test_a_seed_changes_random_numbers_alone(model):
+    others = [copy.deepcopy(model) for _ in range(2)]
+    found = []
+    for seed, twin in zip((0, 0, 1), (model, *others), strict=True):
+        quantize_model(twin, "mxfp4-backward", seed=seed)
+        found.append(losses(twin))
+    assert found[0] == found[1] != found[2]
+    assert found[0][0] == found[2][0]  # the forward pass draws nothing
+
+
+def conv(model):
+    model.layers[0].conv = nn.Conv1d(4, 4, 3)
+
+
+def subclass(model):
+    class Other(nn.Linear):
+        pass
+
+    model.layers[0].up = Other(WIDE, TALL)
+
+
+def experts(model):
+    model.layers[0].experts = nn.Parameter(torch.ones(2, 4, 4))
+
+
+def patched(model):
+    model.layers[0].up.forward = lambda x: x
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (conv, "layers.0.conv.weight"),
+        (subclass, "layers.0.up.weight"),
+        (experts, "layers.0.experts"),
+        (patched, "layers.0.up.weight"),
+    ],
+)
+def test_matrices_that_would_stay_unquantized_are_refused_by_name(model, change, name):
+    change(model)
+    with pytest.raises(ValueError, match=name):
+        quantize_model(model, "mxfp4")
+    assert quantized(model) == set()
+    quantize_model(model, "mxfp4", exclude=[name])
+    assert "lm_head" in quantized(model)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"recipe": "nvfp5"}, "'nvfp5'; valid: fp8-blockwise, .*mxfp4.*FILE.toml"),
+        ({"recipe": "none"}, "'none'; valid"),
+        ({"recipe": "mixed"}, "'mixed'; valid"),
+        ({"include": ["model.*"]}, r"'model\.\*' of include matches no layer"),
+        ({"exclude": ["lm_haed"]}, "'lm_haed' of exclude matches no layer"),
+        ({"exclude": "lm_head"}, "valid: a list"),
+        ({"exclude": ["*"]}, "quantizes no layer"),
+        ({"recipe": "nvfp4", "blocks": "decoder"}, "'decoder'; valid: layers"),
+    ],
+)
+def test_a_wrong_argument_is_refused_and_changes_nothing(model, arguments, text):
+    with pytest.raises(ValueError, match=text):
+        quantize_model(model, **{"recipe": "mxfp8"} | arguments)
+    assert quantized(model) == set()
+
+
+def test_a_wrong_file_is_refused(model, tmp_path):
+    with pytest.raises(FileNotFoundError):
+        quantize_model(model, str(tmp_path / "none.toml"))
+    (tmp_path / "mine.toml").write_text('types = { fprop = "mxfp9" }')
+    with pytest.raises(ValueError, match=r"mine\.toml: types\.fprop: .*'mxfp9'"):
+        quantize_model(model, str(tmp_path / "mine.toml"))
+
+
+def test_two_lists_of_blocks_need_a_name(model):
+    both = nn.ModuleDict({"encoder": model, "decoder": Model()})
+    with pytest.raises(ValueError, match=r"encoder\.layers, decoder\.layers"):
+        quantize_model(both, "nvfp4")
+    quantize_model(both, "nvfp4", blocks="decoder.layers")
+    assert "encoder.layers.7.up" in quantized(both)
+    assert "decoder.layers.7.up" not in quantized(both)
+
+
+def test_a_layer_that_another_function_multiplies_is_idle(model):
+    shared = quantize_model(model, "mxfp4")
+    model.lm_head.forward = lambda x: x @ model.lm_head.weight.t()
+    model(TOKENS)
+    assert shared.idle_layers() == ["lm_head"]
+
+
+def test_a_tied_head_is_not_a_lookup(model):
+    model.lm_head.weight = model.embedding.weight
+    shared = quantize_model(model, "mxfp4")
+    assert "lm_head" in shared.layers
+    assert losses(model)[-1] < 5
+
+
+@pytest.mark.slow
+def test_a_model_of_transformers_trains():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(1)
+    config = transformers.LlamaConfig(
+        **{"hidden_size": WIDE, "intermediate_size": TALL, "num_hidden_layers": BLOCKS},
+        **{"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY},
+    )
+    model = transformers.LlamaForCausalLM(config)
+    shared = quantize_model(model, "nvfp4")
+    assert len(shared.layers) == 7 * (BLOCKS - 1)
+    assert not isinstance(model.lm_head, QuantLinear)
+    model.gradient_checkpointing_enable()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    found = []
+    for _ in range(4):
+        loss = model(input_ids=TOKENS, labels=TOKENS).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    assert found[-1] < found[0]
+    assert shared.idle_layers() == []

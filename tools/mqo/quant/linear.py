@@ -1,0 +1,129 @@
+"""A linear layer with quantized GEMMs, for any model in PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from mqo.quant.formats import NONE
+from mqo.quant.gemms import GemmOperands, operands_of
+from mqo.quant.labels import LABEL
+from mqo.quant.packed_activations import saved_operands
+from mqo.quant.quantization import ModelQuantization
+
+
+class QuantLinear(nn.Linear):
+    """A `torch.nn.Linear` that rounds the operands of its GEMMs; its state dict is the same.
+
+    Forward is x · weightᵀ (fprop), backward grad · weight (dgrad) and gradᵀ · x (wgrad). Rounding
+    counts as the identity in the backward pass. The operations, and so all bits, are those of
+    Megatron's linear layers with the same options and layer name.
+
+    Args:
+        in_features, out_features, bias, device, dtype: those of `torch.nn.Linear`.
+        quantization: the options; all layers of a model share one.
+        name: the name of the layer, which patterns match and random numbers depend on.
+    """
+
+    quantization: ModelQuantization
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        quantization: ModelQuantization,
+        name: str,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self._attach(quantization, name)
+
+    @classmethod
+    def replace(cls, linear: nn.Linear, quantization: ModelQuantization, name: str) -> None:
+        """Turn `linear` itself into a layer of this class: its parameters and hooks stay."""
+        linear.__class__ = cls
+        assert isinstance(linear, cls)
+        linear._attach(quantization, name)
+
+    def _attach(self, quantization: ModelQuantization, name: str) -> None:
+        self.quantization = quantization
+        setattr(self, LABEL, name)
+
+    @property
+    def name(self) -> str:
+        """The name of the layer."""
+        name: str = getattr(self, LABEL)
+        return name
+
+    def operands(self, site: str) -> GemmOperands:
+        """Return the operands of a GEMM: 'fprop', 'dgrad' or 'wgrad'."""
+        quant_type = self.quantization.options.asked.get(site, NONE)
+        return operands_of(site, quant_type, self, self.quantization)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return input · weightᵀ + bias, [..., out_features], for input [..., in_features].
+
+        torch.compile compiles the code around it. Under autocast, it converts operands as
+        `torch.nn.Linear` does, before it rounds them.
+        """
+        output: Tensor = _forward(self, input)
+        return output
+
+    def extra_repr(self) -> str:
+        """Return the sizes and the types of the three GEMMs."""
+        types = self.quantization.types_of(self.name)
+        return f"{super().extra_repr()}, {', '.join(f'{s}={t}' for s, t in types.items())}"
+
+
+def _apply(layer: QuantLinear, x: Tensor) -> Tensor:
+    layer.quantization.begin_pass(layer.name)
+    operands: list[Tensor | None] = [x, layer.weight, layer.bias]
+    if torch.is_autocast_enabled(x.device.type):
+        dtype = torch.get_autocast_dtype(x.device.type)
+        operands = [tensor if tensor is None else tensor.to(dtype) for tensor in operands]
+    function: Any = _Linear
+    output: Tensor = function.apply(*operands, layer)
+    return output
+
+
+# Counters, caches and alphas are read in Python.
+_forward: Any = torch.compiler.disable(_apply)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: QuantLinear
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.layer = layer
+        operands = layer.operands("fprop")
+        operands.save(ctx, x, weight, x)
+        with torch.autocast(x.device.type, enabled=False):
+            product = operands.product(torch.matmul)
+            output: Tensor = product(operands.lhs(x), operands.rhs(weight).t())
+        return output if bias is None else output + bias
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = saved_operands(ctx)
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        of_x = of_weight = None
+        with torch.autocast(grad.device.type, enabled=False):
+            if needs_x:
+                operands = ctx.layer.operands("dgrad")
+                of_x = operands.product(torch.matmul)(operands.lhs(grad), operands.rhs(weight))
+            rows = grad.reshape(-1, grad.shape[-1])
+            if needs_weight:
+                operands = ctx.layer.operands("wgrad")
+                product = operands.product(torch.matmul)
+                inputs = x.reshape(-1, x.shape[-1])
+                of_weight = product(operands.lhs(rows).t(), operands.rhs(inputs))
+        return of_x, of_weight, rows.sum(dim=0) if needs_bias else None, None

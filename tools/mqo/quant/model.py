@@ -1,0 +1,188 @@
+"""Quantize the linear layers of a model in PyTorch by a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeGuard
+
+from torch import nn
+
+from mqo.quant import excludes
+from mqo.quant.config import QuantConfig
+from mqo.quant.formats import LINEAR, NONE, QUANT_TYPES
+from mqo.quant.linear import QuantLinear
+from mqo.quant.operand_table import LayerRule
+from mqo.quant.quantization import ModelQuantization
+from mqo.quant.recipe import Recipe, names
+
+# Names of an LM head in models without `get_output_embeddings`.
+_HEADS = ("lm_head", "output_layer")
+# Modules whose matrices are not operands of a product of activations.
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def quantize_model(
+    model: nn.Module,
+    recipe: Recipe | str,
+    *,
+    include: Sequence[str] = ("*",),
+    exclude: Sequence[str] = (),
+    blocks: str | None = None,
+    seed: int = 0,
+) -> ModelQuantization:
+    """Quantize the linear layers of `model`, in place, and return what they share.
+
+    Each `torch.nn.Linear` becomes a `QuantLinear` with the same parameters and hooks. Call it
+    before torch.compile, and before wrapping the model in DDP or FSDP.
+
+    Args:
+        model: any module; its own options are independent of those of other models.
+        recipe: a recipe, the name of one ('nvfp4'), FILE.toml, or a type ('mxfp4') for all GEMMs.
+            Recipes, but not types, leave the LM head unquantized.
+        include: patterns of the layers to quantize; `*` also matches dots.
+        exclude: patterns of the layers to leave unquantized.
+        blocks: the name of the list of transformer blocks, 'model.layers', for recipes that leave
+            the first or last ones unquantized; None for the only such list.
+        seed: the seed of stochastic rounding and random signs.
+
+    Returns:
+        The options, the step and the records of the model's quantizers. Its `layers` are the names
+        of the quantized layers.
+
+    Raises:
+        ValueError: a pattern matches no layer, a module of another class has matrices (name it in
+            `exclude`), a name is unknown, or the blocks are ambiguous; nothing was changed then.
+        FileNotFoundError: FILE.toml does not exist.
+    """
+    chosen = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
+    layers = dict(_layers(model))
+    _check_patterns("include", include, layers)
+    _check_patterns("exclude", exclude, layers)
+    rules = _rules(model, chosen, blocks, layers)
+    options = QuantConfig(
+        asked=chosen.types.model_dump(),
+        operands=chosen.operands,
+        rules=rules,
+        **{"seed": seed} | chosen.options,
+    )
+    selected = {
+        name: module
+        for name, module in layers.items()
+        if _matches(include, name) and not _matches(exclude, name)
+    }
+    types = {name: _types(options, name) for name in selected}
+    quantized = _linear({n: module for n, module in selected.items() if types[n] != {NONE}})
+    if not quantized:
+        raise ValueError(f"{chosen.label} quantizes no layer of {type(model).__name__}")
+    shared = ModelQuantization(options, quantized)
+    for name, module in quantized.items():
+        QuantLinear.replace(module, shared, name)
+    return shared
+
+
+def _recipe(name: str) -> Recipe:
+    """Return the recipe of that name, of FILE.toml, or of a type; ValueError lists the names."""
+    if name.endswith(".toml") or name in names():
+        return Recipe.load(name)
+    types = tuple(t for t in QUANT_TYPES if t not in (NONE, "mixed"))
+    if name not in types:
+        valid = ", ".join(dict.fromkeys((*names(), *types)))
+        raise ValueError(f"unknown recipe {name!r}; valid: {valid}, or FILE.toml")
+    return Recipe.of_type(name)
+
+
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield (name, module) of linear layers, and of each matrix of other modules but lookups."""
+    for name, module in model.named_modules():
+        if _is_plain(module):
+            yield name, module
+        elif not isinstance(module, _LOOKUPS):
+            for own, weight in module.named_parameters(name, recurse=False):
+                if weight.dim() > 1:
+                    yield own, module
+
+
+def _is_plain(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Return whether QuantLinear can replace a module."""
+    return type(module) is nn.Linear and "forward" not in vars(module)
+
+
+def _check_patterns(argument: str, patterns: Sequence[str], layers: Iterable[str]) -> None:
+    if isinstance(patterns, str):
+        raise ValueError(f"{argument} is {patterns!r}; valid: a list of patterns")
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in layers):
+            raise ValueError(f"the pattern '{pattern}' of {argument} matches no layer")
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _types(options: QuantConfig, layer: str) -> set[str]:
+    return {options.layer_type(site, layer, kind) for site, kind in options.asked.items()}
+
+
+def _linear(layers: dict[str, nn.Module]) -> dict[str, nn.Linear]:
+    """Return the layers if QuantLinear can replace all of them; else raise ValueError."""
+    plain = {name: module for name, module in layers.items() if _is_plain(module)}
+    if others := [f"{name} ({type(layers[name]).__name__})" for name in layers.keys() - plain]:
+        raise ValueError(
+            f"cannot quantize the matrices {', '.join(sorted(others))}; valid: those of "
+            "torch.nn.Linear. Leave the others unquantized with exclude=[...]"
+        )
+    return plain
+
+
+def _rules(
+    model: nn.Module, recipe: Recipe, blocks: str | None, layers: Iterable[str]
+) -> tuple[LayerRule, ...]:
+    """Return the rules of the recipe for the layers of the model."""
+    rules = []
+    for rule in recipe.rules:
+        if not rule.is_of_ends:
+            rules.append(LayerRule(rule.pattern, rule.quant_type))
+            _check_patterns("the recipe", [excludes.split(rule.pattern)[1]], layers)
+            continue
+        path, count = _blocks(model, blocks, layers)
+        for block in rule.blocks(count):
+            rules.append(LayerRule(f"{LINEAR}:{path}.{block}.*", rule.quant_type))
+    if not recipe.output_layer and (head := _head(model)):
+        rules.append(LayerRule(f"{LINEAR}:{head}", NONE))
+    return tuple(rules)
+
+
+def _blocks(model: nn.Module, name: str | None, layers: Iterable[str]) -> tuple[str, int]:
+    """Return the name and the length of the list of blocks."""
+    lists = {
+        path: len(module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.ModuleList)
+    }
+    if name is None:
+        outermost = {
+            path: size
+            for path, size in lists.items()
+            if any(layer.startswith(f"{path}.") for layer in layers)
+            and not any(path.startswith(f"{other}.") for other in lists)
+        }
+        if len(outermost) == 1:
+            return next(iter(outermost.items()))
+        candidates = ", ".join(outermost) or "none"
+        raise ValueError(
+            "the recipe has a rule for the first or last blocks, and the model has these lists of "
+            f"modules: {candidates}. Name that of the blocks with blocks='NAME'"
+        )
+    if name not in lists:
+        raise ValueError(f"unknown blocks {name!r}; valid: {', '.join(lists) or 'no list'}")
+    return name, lists[name]
+
+
+def _head(model: Any) -> str | None:
+    """Return the name of the LM head: transformers' output embeddings, or a child's name."""
+    get = getattr(model, "get_output_embeddings", None)
+    head = get() if get else None
+    if head is None:
+        return next((name for name, _ in model.named_children() if name in _HEADS), None)
+    return next((name for name, module in model.named_modules() if module is head), None)

@@ -1,0 +1,118 @@
+"""What the quantizers of a model share: options, step, micro-batches and records."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+from mqo.quant import weights
+from mqo.quant.config import QuantConfig, current
+from mqo.quant.measurement import Measurement
+from mqo.quant.micro_batches import MicroBatches
+from mqo.quant.progress import PROGRESS, Progress
+from mqo.quant.record import RECORDER, QuantRecord, Recorder
+from mqo.quant.schedule import type_at
+
+
+class Quantization:
+    """The options of a model's quantizers, its step and micro-batches, and what they recorded."""
+
+    def __init__(self, options: QuantConfig, progress: Progress, recorder: Recorder) -> None:
+        self._options = options
+        self.progress, self.recorder = progress, recorder
+        self.micro_batches = MicroBatches(progress)
+
+    @property
+    def options(self) -> QuantConfig:
+        """The options."""
+        return self._options
+
+    def scheduled(self, site: str, quant_type: str) -> str:
+        """Return the type of `site` at this step; `quant_type` is the one in its source.
+
+        Raise ValueError for a share if the number of steps is unknown.
+        """
+        schedule = self.options.schedule.get(site)
+        if schedule is None:
+            return quant_type
+        return type_at(schedule, self.progress.step, self.progress.total)
+
+    def begin_step(self, iteration: int) -> None:
+        """Start an iteration, counted from 1; options select those to measure or keep."""
+        self.recorder.begin_step(iteration, self.options.every, self.options.dump)
+
+    @contextmanager
+    def extra_pass(self) -> Iterator[None]:
+        """Neither record nor count quantization in this block, which is not part of a step.
+
+        Stochastic rounding draws the same numbers in this block and in the forward passes after it.
+        """
+        with self.recorder.paused(), self.micro_batches.uncounted():
+            yield
+
+
+class _OfProcess(Quantization):
+    """That of the model that Megatron trains in this process."""
+
+    @property
+    def options(self) -> QuantConfig:
+        """The options from the file that MQO_QUANT_CONFIG names; raise what `current` raises."""
+        return current()
+
+
+PROCESS = _OfProcess(QuantConfig(), PROGRESS, RECORDER)
+
+
+class ModelQuantization(Quantization):
+    """The options, the step and the records of a model that `quantize_model` changed.
+
+    The step selects the types of a schedule, and the random numbers of stochastic rounding. It is
+    the number of steps of optimizers in this process since then, until `set_step` sets it.
+
+    Args:
+        options: the types of the sites, and how they are quantized.
+        layers: the names of the quantized layers.
+    """
+
+    def __init__(self, options: QuantConfig, layers: Iterable[str] = ()) -> None:
+        super().__init__(options, Progress(), Recorder())
+        self.layers = tuple(layers)
+        self._epoch: int | None = weights.epoch()
+
+    def set_step(self, step: int, total: int | None = None) -> None:
+        """Set the number of completed steps, for example of a resumed training, and their total.
+
+        From now on, call it before each step: the steps of optimizers are no longer counted.
+        """
+        self._epoch = None
+        self.progress.set_step(step, total)
+
+    def begin_pass(self, layer: str) -> None:
+        """Start a forward pass of a layer, the first one of a step or a further micro-batch."""
+        if self._epoch is not None and self._epoch != (epoch := weights.epoch()):
+            self._epoch = epoch
+            self.progress.set_step(self.progress.step + 1)
+        if self.options.is_random:
+            self.micro_batches.begin(layer)
+
+    def types_of(self, layer: str) -> dict[str, str]:
+        """Return {site: type} of a layer at this step, for its sites in the options."""
+        types = {site: self.scheduled(site, kind) for site, kind in self.options.asked.items()}
+        return {site: self.options.layer_type(site, layer, kind) for site, kind in types.items()}
+
+    def records(self) -> list[QuantRecord]:
+        """Return how often each operand was quantized, and the noise of measured calls."""
+        return self.recorder.entries()
+
+    @contextmanager
+    def measuring(self) -> Iterator[list[Measurement]]:
+        """Measure the operands that are quantized in this block: the list has them after it."""
+        measurements: list[Measurement] = []
+        self.recorder.begin_step(1, every=1, dump=())
+        try:
+            yield measurements
+        finally:
+            measurements += self.recorder.end_step()
+
+    def idle_layers(self) -> list[str]:
+        """Return the quantized layers whose GEMMs never ran: another function multiplies them."""
+        ran = {record.layer for record in self.records()}
+        return [name for name in self.layers if name not in ran]
