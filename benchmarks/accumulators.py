@@ -7,7 +7,7 @@ of products and the accumulator are aligned and added; the exponent of a product
 operands' exponents; bits below the last one kept are truncated; the sum is truncated to the width
 of the accumulator. The exponent of a subnormal element is that of its leading bit here; hardware
 uses the exponent of the smallest normal number. benchmarks/accumulation.py uses this module;
-benchmarks/results/accumulation-2026-11-23.md compares this model with published results of GPUs.
+benchmarks/results/accumulation-2026-11-27.md compares this model with published results of GPUs.
 """
 
 from __future__ import annotations

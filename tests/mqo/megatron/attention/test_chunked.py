@@ -121,7 +121,9 @@ def assert_as_unfused(tensors, quant_type, tolerance=1e-6, moved=0):
         pv.rhs(value),
         scores=Scores(SCALE),
         visible=Visible((Span(0, sq, 0),)),
-        probs=Given(parts.key, parts.spec, parts.shape, parts.seed, parts.amax, parts.alpha),
+        probs=Given(
+            PROCESS, parts.key, parts.spec, parts.shape, parts.seed, parts.amax, parts.alpha
+        ),
         alphas=alphas,
     )
     assert error(found, expected) < tolerance
