@@ -9,12 +9,13 @@ from typing import Any, TypeGuard
 from torch import nn
 
 from mqo.quant import excludes
+from mqo.quant.attention import attention_modules, select
 from mqo.quant.config import QuantConfig
-from mqo.quant.formats import LINEAR, NONE, QUANT_TYPES
+from mqo.quant.formats import ATTENTION, LINEAR, NONE, QUANT_TYPES, check_type
 from mqo.quant.linear import QuantLinear
 from mqo.quant.operand_table import LayerRule
 from mqo.quant.quantization import ModelQuantization
-from mqo.quant.recipe import Recipe, names
+from mqo.quant.recipe import LINEAR_SITES, Recipe, names
 
 # Names of an LM head in models without `get_output_embeddings`.
 _HEADS = ("lm_head", "output_layer")
@@ -28,10 +29,12 @@ def quantize_model(
     *,
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
+    qk: str = NONE,
+    pv: str = NONE,
     blocks: str | None = None,
     seed: int = 0,
 ) -> ModelQuantization:
-    """Quantize the linear layers of `model`, in place, and return what they share.
+    """Quantize the linear layers of `model`, and its attention, in place.
 
     Each `torch.nn.Linear` becomes a `QuantLinear` with the same parameters and hooks. Call it
     before torch.compile, and before wrapping the model in DDP or FSDP.
@@ -42,6 +45,7 @@ def quantize_model(
             Recipes, but not types, leave the LM head unquantized.
         include: patterns of the layers to quantize; `*` also matches dots.
         exclude: patterns of the layers to leave unquantized.
+        qk, pv: the types of attention's two products, for models of transformers; see attention.py.
         blocks: the name of the list of transformer blocks, 'model.layers', for recipes that leave
             the first or last ones unquantized; None for the only such list.
         seed: the seed of stochastic rounding and random signs.
@@ -55,27 +59,33 @@ def quantize_model(
             `exclude`), a name is unknown, or the blocks are ambiguous; nothing was changed then.
         FileNotFoundError: FILE.toml does not exist.
     """
+    for quant_type in (qk, pv):
+        check_type(quant_type)
     chosen = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
     layers = dict(_layers(model))
-    _check_patterns("include", include, layers)
-    _check_patterns("exclude", exclude, layers)
+    attention = attention_modules(model) if {qk, pv} != {NONE} else {}
+    _check_patterns("include", include, [*layers, *attention])
+    _check_patterns("exclude", exclude, [*layers, *attention])
     rules = _rules(model, chosen, blocks, layers)
     options = QuantConfig(
-        asked=chosen.types.model_dump(),
+        asked=chosen.types.model_dump() | {"qk": qk, "pv": pv},
         operands=chosen.operands,
         rules=rules,
+        exclude=tuple(
+            f"{ATTENTION}:{name}" for name in attention if not _is_chosen(name, include, exclude)
+        ),
         **{"seed": seed} | chosen.options,
     )
     selected = {
-        name: module
-        for name, module in layers.items()
-        if _matches(include, name) and not _matches(exclude, name)
+        name: module for name, module in layers.items() if _is_chosen(name, include, exclude)
     }
     types = {name: _types(options, name) for name in selected}
     quantized = _linear({n: module for n, module in selected.items() if types[n] != {NONE}})
     if not quantized:
         raise ValueError(f"{chosen.label} quantizes no layer of {type(model).__name__}")
     shared = ModelQuantization(options, quantized)
+    if {qk, pv} != {NONE}:
+        select(model, shared)
     for name, module in quantized.items():
         QuantLinear.replace(module, shared, name)
     return shared
@@ -116,12 +126,15 @@ def _check_patterns(argument: str, patterns: Sequence[str], layers: Iterable[str
             raise ValueError(f"the pattern '{pattern}' of {argument} matches no layer")
 
 
-def _matches(patterns: Iterable[str], name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _is_chosen(name: str, include: Iterable[str], exclude: Iterable[str]) -> bool:
+    included, excluded = (
+        any(fnmatchcase(name, pattern) for pattern in patterns) for patterns in (include, exclude)
+    )
+    return included and not excluded
 
 
 def _types(options: QuantConfig, layer: str) -> set[str]:
-    return {options.layer_type(site, layer, kind) for site, kind in options.asked.items()}
+    return {options.layer_type(site, layer, options.asked[site]) for site in LINEAR_SITES}
 
 
 def _linear(layers: dict[str, nn.Module]) -> dict[str, nn.Linear]:

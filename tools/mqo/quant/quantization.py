@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from mqo.quant import weights
 from mqo.quant.config import QuantConfig, current
+from mqo.quant.formats import LINEAR, SITES
 from mqo.quant.measurement import Measurement
 from mqo.quant.micro_batches import MicroBatches
 from mqo.quant.progress import PROGRESS, Progress
@@ -94,9 +95,13 @@ class ModelQuantization(Quantization):
             self.micro_batches.begin(layer)
 
     def types_of(self, layer: str) -> dict[str, str]:
-        """Return {site: type} of a layer at this step, for its sites in the options."""
+        """Return {site: type} of a linear layer at this step."""
         types = {site: self.scheduled(site, kind) for site, kind in self.options.asked.items()}
-        return {site: self.options.layer_type(site, layer, kind) for site, kind in types.items()}
+        return {
+            site: self.options.layer_type(site, layer, kind)
+            for site, kind in types.items()
+            if SITES[site].layer == LINEAR
+        }
 
     def records(self) -> list[QuantRecord]:
         """Return how often each operand was quantized, and the noise of measured calls."""

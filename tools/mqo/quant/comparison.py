@@ -1,0 +1,116 @@
+"""The error of a tensor in several formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from mqo.quant.backend import fake_quantize
+from mqo.quant.formats import FORMATS
+from mqo.quant.measurement import Measurement, measure
+from mqo.quant.spec import QuantSpec
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+@dataclass(frozen=True)
+class FormatError:
+    """The error of one tensor in one format: `spec` has the format and its choices."""
+
+    spec: QuantSpec
+    measurement: Measurement
+
+    @property
+    def label(self) -> str:
+        """The type, with its tile."""
+        return f"{self.spec.quant_type} {self.spec.tile_text}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The errors of one tensor in several formats; `print` shows them as a table."""
+
+    errors: tuple[FormatError, ...]
+
+    def __str__(self) -> str:
+        head = f"{'type':17}{'tile':9}{'SQNR dB':>8}{'underflow %':>13}{'saturation %':>14}"
+        return "\n".join([head, *map(_line, self.errors)])
+
+    def plot(self, axes: Axes | None = None) -> Axes:
+        """Draw a bar of the SQNR of each format, the best one first; needs matplotlib.
+
+        Formats without a finite SQNR, in dB, have no bar.
+        """
+        if axes is None:
+            import matplotlib.pyplot as plt
+
+            height = 0.8 + 0.3 * len(self.errors)
+            axes = plt.subplots(figsize=(6, height), layout="constrained")[1]
+        bars = [(e.measurement.sqnr_db or float("nan"), e) for e in self.errors]
+        bars = sorted((bar for bar in bars if abs(bar[0]) < float("inf")), key=lambda bar: bar[0])
+        labels, values = [error.label for _, error in bars], [value for value, _ in bars]
+        colors = [error.spec.format.color for _, error in bars]
+        axes.bar_label(axes.barh(labels, values, color=colors), fmt="%.1f", padding=3)
+        axes.set_xlabel("SQNR (dB)")
+        axes.margins(x=0.1)
+        return axes
+
+
+def sqnr(x: Tensor, spec: QuantSpec | str, *, axis: int = -1, seed: int | None = None) -> float:
+    """Return the signal-to-quantization-noise ratio of `x` in a format, in dB.
+
+    It is 10 log10(sum x² / sum (x - q)²): inf without noise, NaN without a signal.
+
+    Args:
+        x: float32, bfloat16 or float16, of any shape.
+        spec: the format, or its name.
+        axis: the axis along which blocks run.
+        seed: for stochastic rounding.
+
+    Raises:
+        TypeError, ValueError: those of `fake_quantize`.
+    """
+    decibels = error_of(x, spec, axis=axis, seed=seed).measurement.sqnr_db
+    return float("nan") if decibels is None else decibels
+
+
+def compare_formats(
+    x: Tensor, specs: Iterable[QuantSpec | str] | None = None, *, axis: int = -1
+) -> Comparison:
+    """Return the errors of `x` in several formats, in their order.
+
+    Args:
+        x: float32, bfloat16 or float16, of any shape.
+        specs: formats, or their names; None for all formats, with their default choices.
+        axis: the axis along which blocks run.
+
+    Raises:
+        TypeError, ValueError: those of `fake_quantize`.
+    """
+    return Comparison(tuple(error_of(x, spec, axis=axis) for spec in specs or FORMATS))
+
+
+def error_of(
+    x: Tensor, spec: QuantSpec | str, *, axis: int, seed: int | None = None
+) -> FormatError:
+    """Return the error of `x` in one format; arguments and errors are those of `sqnr`."""
+    spec = QuantSpec(spec) if isinstance(spec, str) else spec
+    if spec.quant_type not in FORMATS:
+        raise ValueError(f"unknown format {spec.quant_type!r}; valid: {', '.join(FORMATS)}")
+    x = x.detach()
+    sums = measure(x, fake_quantize(x, spec, axis=axis, seed=seed), spec, axis)
+    key = ("", "", "", spec.quant_type)
+    return FormatError(spec, Measurement.from_sums(key, sums.flat().tolist()))
+
+
+def _line(error: FormatError) -> str:
+    measurement = error.measurement
+    decibels = "-" if measurement.sqnr_db is None else f"{measurement.sqnr_db:.2f}"
+    shares = (measurement.underflow, measurement.saturation)
+    underflow, saturation = (f"{100 * share:.4f}" for share in shares)
+    name = f"{error.spec.quant_type:17}{error.spec.tile_text:9}"
+    return f"{name}{decibels:>8}{underflow:>13}{saturation:>14}"
