@@ -155,6 +155,35 @@ def test_a_command_that_needs_an_extra_says_which(installed, words, extra):
     assert "Traceback" not in err
 
 
+@pytest.fixture(scope="module")
+def torch_alone(tmp_path_factory):
+    """A folder with torch and what it imports, and nothing else."""
+    torch = pytest.importorskip("torch")
+    packages, folder = Path(torch.__file__).parents[1], tmp_path_factory.mktemp("torch alone")
+    needed = ("fsspec", "functorch", "jinja2", "markupsafe", "mpmath", "networkx", "sympy")
+    for name in (*needed, "numpy", "numpy.libs", "torch", "torchgen", "typing_extensions.py"):
+        if (packages / name).exists():
+            (folder / name).symlink_to(packages / name)
+    return folder
+
+
+def test_a_model_is_quantized_without_megatron_and_numba(installed, torch_alone):
+    program = f"""
+import sys
+sys.path.append({str(torch_alone)!r})
+from torch import nn, randn
+from mqo.quant import quantize_model, sqnr
+model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+quantization = quantize_model(model, "mxfp8")
+model(randn(4, 64)).sum().backward()
+print(*quantization.layers, sqnr(randn(4, 64), "nvfp4") > 15)
+print(any(name.split(".")[0] in ("megatron", "numba", "transformers") for name in sys.modules))
+"""
+    code, out, err = installed("python", "-c", program)
+    assert (code, out.split()) == (0, ["0", "1", "True", "False"]), err
+    assert "Install numba" in err
+
+
 def test_what_needs_a_clone_says_so(installed):
     code, _, err = installed("mqo", "matrix", "generate")
     assert (code, "a clone of mqo" in err) == (2, True)

@@ -174,6 +174,7 @@ REASONS = {
     "each file goes through copy_file": [f"{T}launch/rerun.py::_copy"],
     "packs for writing, links as links": [f"{T}track/content.py::pack x2"],
     "opens a run at a tracker, not a file": [f"{T}track/session.py::Session.__init__"],
+    "a file that the caller of the library names, in Python": [f"{Q}recipe.py::Recipe.load x2"],
     "runs without this package, next to a folder that its user exported": [
         "Megatron-LM/tools/dequantize.py::",
         "Megatron-LM/tools/dequantize.py::write x4",

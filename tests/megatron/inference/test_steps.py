@@ -233,7 +233,7 @@ def test_the_first_pass_is_not_recorded(student, quantized):
     calls = []
     for balance in ("step", "micro_batch"):
         quantized.reset()
-        quantized.begin_step(1)
+        quantized.begin_step(1, every=1, dump=())
         step(student(f"{OWN}\nbalance: {balance}"), 2)
         quantized.end_step()
         calls.append(quantized.entries())

@@ -66,10 +66,33 @@ def test_the_result_is_the_references(assert_same_bits, kind):
 
 
 @every_type
-def test_the_result_carries_no_gradient(kind):
-    result = fake_quantize(torch.nn.Parameter(normal(4, 32)), QuantSpec(kind))
+def test_the_result_has_the_gradient_of_the_tensor_unless_told_otherwise(kind):
+    weight, upstream = torch.nn.Parameter(100 * normal(4, 32)), normal(4, 32, seed=1)
+    result = fake_quantize(weight, kind)
     assert type(result) is torch.Tensor
-    assert not result.requires_grad
+    assert result.equal(fake_quantize(weight.detach(), QuantSpec(kind)))
+    result.backward(upstream)
+    assert weight.grad.equal(upstream)
+    assert not fake_quantize(weight, kind, has_gradient=False).requires_grad
+    with torch.no_grad():
+        assert not fake_quantize(weight, kind).requires_grad
+    assert not fake_quantize(weight, kind, out=torch.empty(4, 32)).requires_grad
+
+
+def test_a_compiled_graph_has_the_same_values_and_gradients():
+    x = normal(4, 64).requires_grad_()
+    compiled = torch.compile(
+        lambda x: 2 * fake_quantize(x, "nvfp4"), backend="aot_eager", fullgraph=True
+    )
+    y = compiled(x)
+    assert y.equal(2 * fake_quantize(x, "nvfp4"))
+    y.sum().backward()
+    assert x.grad.eq(2).all()
+
+
+def test_a_name_of_no_format_is_refused():
+    with pytest.raises(ValueError, match="'mxfp9'; valid: none, mxfp8"):
+        fake_quantize(normal(4, 32), "mxfp9")
 
 
 def test_none_returns_the_very_same_object():

@@ -248,3 +248,8 @@ def test_a_model_of_transformers_trains():
         found.append(loss.item())
     assert found[-1] < found[0]
     assert shared.idle_layers() == []
+
+
+@pytest.mark.slow
+def test_two_data_parallel_ranks_train_as_one_process(equal_on_two_ranks):
+    equal_on_two_ranks("data_parallel_models.py")

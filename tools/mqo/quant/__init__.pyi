@@ -1,5 +1,8 @@
 from mqo.quant.backend import fake_quantize as fake_quantize
 from mqo.quant.codes import code_values as code_values
+from mqo.quant.comparison import Comparison as Comparison
+from mqo.quant.comparison import compare_formats as compare_formats
+from mqo.quant.comparison import sqnr as sqnr
 from mqo.quant.config import QuantConfig as QuantConfig
 from mqo.quant.formats import BLOCK_SIZES as BLOCK_SIZES
 from mqo.quant.formats import FORMATS as FORMATS

@@ -106,9 +106,9 @@ def _compute(
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     batch, heads, queries, _ = query.shape
-    asked = quantization.options.asked
+    types = quantization.options.asked
     with torch.autocast(query.device.type, enabled=False):
-        qk = operands_of("qk", asked.get("qk", NONE), module, quantization)
+        qk = operands_of("qk", types.get("qk", NONE), module, quantization)
         product = qk.product(torch.baddbmm)
         left = qk.lhs(_tokens_first(query)).transpose(0, 1)
         right = _repeated(qk.rhs(_tokens_first(key)), batch, heads).transpose(0, 1)
@@ -119,7 +119,7 @@ def _compute(
             scores = scores + mask[..., : key.shape[-2]]
         probs = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
         probs = nn.functional.dropout(probs, dropout, training=module.training)
-        pv = operands_of("pv", asked.get("pv", NONE), module, quantization)
+        pv = operands_of("pv", types.get("pv", NONE), module, quantization)
         product = pv.product(torch.bmm)
         left = pv.lhs(probs.flatten(0, 1))
         right = _repeated(pv.rhs(_tokens_first(value)), batch, heads).transpose(0, 1)
@@ -132,7 +132,7 @@ _attend: Any = torch.compiler.disable(_compute)
 
 
 def _tokens_first(x: Tensor) -> Tensor:
-    """Return [tokens, b · heads, d] for [b, heads, tokens, d], as the sites have it in Megatron."""
+    """Return [tokens, b · heads, d] for [b, heads, tokens, d], the shape of the sites in Megatron."""
     return x.flatten(0, 1).transpose(0, 1)
 
 

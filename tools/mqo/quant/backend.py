@@ -4,6 +4,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -12,9 +13,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from mqo.quant.formats import check_choice, check_seed
+from mqo.quant.formats import REFERENCE_TYPES, check_choice, check_seed
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import signed
+from mqo.quant.straight_through import straight_through
 
 ENVIRONMENT_VARIABLE = "MQO_QUANT_BACKEND"
 
@@ -25,21 +27,24 @@ _BY_DEVICE = {"cpu": "cpu", "cuda": "triton"}
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
+# torch.compile can trace a lookup, but not the construction of a spec.
+_DEFAULTS = {name: QuantSpec(name) for name in REFERENCE_TYPES}
+
 F = TypeVar("F")
 Qdq = Callable[[Tensor, QuantSpec, int, Tensor | None, int | None, Tensor | None], Tensor | None]
 
 
-@torch.no_grad()
 def fake_quantize(
     x: Tensor,
-    spec: QuantSpec,
+    spec: QuantSpec | str,
     *,
     axis: int = -1,
     out: Tensor | None = None,
     seed: int | None = None,
     amax: Tensor | None = None,
+    has_gradient: bool = True,
 ) -> Tensor:
-    """Round `x` to the format of `spec` and back: x's shape and dtype, no gradient.
+    """Round `x` to the format of `spec` and back: a tensor of x's shape and dtype.
 
     MQO_QUANT_BACKEND names the implementation: reference, cpu or triton. If unset, it is the one
     for x's device, if that can be imported. The reference handles what another does not support;
@@ -47,13 +52,15 @@ def fake_quantize(
 
     Args:
         x: float32, bfloat16 or float16, of any shape, strides and device.
-        spec: the format; 'none' returns `x` itself, of any dtype.
+        spec: the format, or its name; 'none' returns `x` itself, of any dtype.
         axis: the axis along which blocks run, the contraction axis of a GEMM.
         out: the tensor to write and return, of x's shape and dtype and any strides, or `x` itself.
             It must not overlap `x` otherwise. None makes a new tensor, with x's strides.
         seed: for stochastic rounding, 0 .. 2^64 - 1; see stochastic.py.
         amax: float32 [] on x's device, the amax of the tensor that `x` is a part of, for formats
             with a scale per tensor; None for that of `x`.
+        has_gradient: whether the result has the gradient of `x` (straight-through), if `x` requires
+            one and `out` is None.
 
     x's dtype represents the result exactly, unless rounding up exceeds its largest value and gives
     Inf (docs/formats.md). With torch.set_flush_denormal(True) the CPU reads subnormals as zeros.
@@ -63,8 +70,28 @@ def fake_quantize(
         ValueError: an argument is invalid; the text names the valid ones.
         RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
     """
+    if isinstance(spec, str):
+        check_choice("quant type", spec, REFERENCE_TYPES)
+        spec = _DEFAULTS[spec]
+    if spec.quant_type == "none" and out is None:
+        return x
+    if has_gradient and x.requires_grad and out is None and torch.is_grad_enabled():
+        return straight_through(x, partial(_rounded, spec, axis, None, seed, amax))
+    with torch.no_grad():
+        return _rounded(spec, axis, out, seed, amax, x)
+
+
+def _rounded(
+    spec: QuantSpec,
+    axis: int,
+    out: Tensor | None,
+    seed: int | None,
+    amax: Tensor | None,
+    x: Tensor,
+) -> Tensor:
     if spec.quant_type == "none":
-        return x if out is None else out.copy_(x)
+        assert out is not None
+        return out.copy_(x)
     check_arguments(x, spec, axis, seed)
     if out is not None and (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
         raise ValueError(f"out is {tensor_text(out)}; valid: {tensor_text(x)}, as x")

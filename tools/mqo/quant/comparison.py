@@ -53,7 +53,7 @@ class Comparison:
         bars = [(e.measurement.sqnr_db or float("nan"), e) for e in self.errors]
         bars = sorted((bar for bar in bars if abs(bar[0]) < float("inf")), key=lambda bar: bar[0])
         labels, values = [error.label for _, error in bars], [value for value, _ in bars]
-        colors = [error.spec.format.color for _, error in bars]
+        colors = [error.spec.format.light for _, error in bars]
         axes.bar_label(axes.barh(labels, values, color=colors), fmt="%.1f", padding=3)
         axes.set_xlabel("SQNR (dB)")
         axes.margins(x=0.1)

@@ -42,6 +42,7 @@ from mqo.quant.rounded import Rounded
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec, without_alpha
 from mqo.quant.stochastic import derive_seed
+from mqo.quant.straight_through import straight_through
 from mqo.quant.tensor_amax import Shards, is_shard, largest, shard_rank, shared_amax
 from mqo.quant.weights import cached
 
@@ -182,9 +183,7 @@ class QuantizedOperands(GemmOperands):
         quantize = partial(self._quantize, side, operand_spec)
         if spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
             quantize = partial(_once_a_group, self.repeats, quantize)
-        straight_through: Any = _StraightThrough
-        rounded: Tensor = straight_through.apply(tensor, quantize)
-        return rounded
+        return straight_through(tensor, quantize)
 
     def _quantize(self, side: str, operand_spec: OperandSpec, original: Tensor) -> Tensor:
         """Return one operand, quantized; set its alpha if operands exclude alphas."""
@@ -295,16 +294,6 @@ def _alpha(amax: Tensor | None, spec: QuantSpec) -> float:
     if amax is None or not spec.without_alpha or is_fake(amax):
         return 1.0
     return alpha_of(amax.item(), spec)
-
-
-class _StraightThrough(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: object, tensor: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
-        return quantize(tensor)
-
-    @staticmethod
-    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
 
 
 def _once_a_group(repeats: int, quantize: Callable[[Tensor], Tensor], heads: Tensor) -> Tensor:

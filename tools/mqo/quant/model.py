@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeGuard
 
@@ -66,15 +67,15 @@ def quantize_model(
     attention = attention_modules(model) if {qk, pv} != {NONE} else {}
     _check_patterns("include", include, [*layers, *attention])
     _check_patterns("exclude", exclude, [*layers, *attention])
-    rules = _rules(model, chosen, blocks, layers)
-    options = QuantConfig(
-        asked=chosen.types.model_dump() | {"qk": qk, "pv": pv},
-        operands=chosen.operands,
-        rules=rules,
+    own = chosen.config()
+    options = replace(
+        own,
+        asked={**own.asked, "qk": qk, "pv": pv},
+        rules=_rules(model, chosen, blocks, layers),
         exclude=tuple(
             f"{ATTENTION}:{name}" for name in attention if not _is_chosen(name, include, exclude)
         ),
-        **{"seed": seed} | chosen.options,
+        seed=chosen.options.get("seed", seed),
     )
     selected = {
         name: module for name, module in layers.items() if _is_chosen(name, include, exclude)

@@ -1,4 +1,4 @@
-"""Recipes: how each operand of the linear layers is quantized, in files of ours or of the user.
+"""Recipes: files that say how each operand of the linear layers is quantized.
 
 A run's quant.toml has the resolved recipe; operand_table.py reads it. Needs pydantic.
 """
@@ -182,14 +182,19 @@ class Recipe(FrozenModel):
         types = {row.quant_type or of_site} | rules
         return {operand_table.member(kind, operand) or NONE for kind in types}
 
+    def config(self) -> QuantConfig:
+        """Return the options of a model with this recipe in all layers: without its rules."""
+        types = self.types.model_dump()
+        return QuantConfig(asked=types, operands=self.operands, **self.options)
+
     def resolved(self) -> dict[tuple[str, str], Any]:
         """Return {(site, operand): OperandSpec of mqo.quant} for the linear sites.
 
         Raises:
             ValueError: an operand of a 'mixed' site has no type.
         """
-        types = self.types.model_dump()
-        options = QuantConfig(asked=types, operands=self.operands, **self.options)
+        options = self.config()
+        types = options.asked
         sites = (formats.SITES[name] for name in types)
         return {
             (site.name, operand): options.operand_spec(site.name, operand, "", types[site.name])

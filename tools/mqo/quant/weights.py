@@ -60,7 +60,7 @@ def weights_changed() -> None:
 
 
 def epoch() -> int:
-    """Return the number of optimizer steps, and of other calls of `weights_changed`, so far."""
+    """Return the number of optimizer steps, and of other calls of `weights_changed`."""
     return _epoch
 
 

@@ -23,8 +23,12 @@ from mqo.megatron.transformer_engine.passes import attach
 from mqo.megatron.transformer_engine.releases import FACTORY, EngineError, multiplies_plain_tensors
 from mqo.quant import weights
 from mqo.quant.backend import fake_quantize
-from mqo.quant.config import current
+from mqo.quant.config import current, parse
+from mqo.quant.gemms import QuantizedOperands
+from mqo.quant.linear import QuantLinear
+from mqo.quant.products import Alphas
 from mqo.quant.progress import set_step
+from mqo.quant.quantization import ModelQuantization
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 from transformer_engine.common.recipe import CustomRecipe, DelayedScaling
@@ -184,6 +188,35 @@ def operands(x, weight, grad, quant_type="mxfp8"):
     row = [fake_quantize(t.detach(), spec, axis=-1) for t in (x, weight, grad)]
     column = [fake_quantize(t.detach(), spec, axis=0) for t in (x, weight, grad)]
     return row, column
+
+
+@pytest.mark.parametrize("quant_type", ["mxfp4", "nvfp4"])
+def test_in_float32_it_is_quant_linear(tmp_path, monkeypatch, quant_type):
+    """tests/mqo/quant/test_linear.py compares that with Megatron's layer."""
+    text = all_gemms(
+        quant_type,
+        """
+[operands]
+"dgrad.grad" = { rounding = "stochastic" }
+"wgrad.grad" = { rounding = "stochastic", hadamard = 16, signs = "random" }
+"wgrad.x" = { hadamard = 16, signs = "random" }
+"""
+        + ('"fprop.weight" = { tile = "square" }' if quant_type == "nvfp4" else ""),
+    )
+    options(tmp_path, text)
+    # The engine's operands include alpha.
+    monkeypatch.setattr(QuantizedOperands, "separate_alphas", lambda self: Alphas())
+    made, (x, ours) = layer("Linear", bias=False), (inputs(), inputs())
+    shared = ModelQuantization(parse(text))
+    linear = QuantLinear(WIDE, TALL, bias=False, quantization=shared, name="layer")
+    linear.load_state_dict({"weight": made.weight.detach()})
+    grad = torch.randn(TOKENS, TALL, generator=torch.Generator().manual_seed(6))
+    y, y_ours = run(made, x), linear(ours)
+    y.backward(grad)
+    y_ours.backward(grad)
+    assert torch.equal(y, y_ours)
+    assert torch.equal(x.grad, ours.grad)
+    assert torch.equal(made.weight.grad, linear.weight.grad)
 
 
 @pytest.mark.parametrize("bias", [False, pytest.param(True, marks=only_plain)])
