@@ -8,9 +8,11 @@ from mqo import quant
 
 FOLDER = Path(quant.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
-# What the fast implementations compile with, numpy, which numba requires, and what recipes need.
+# What the fast implementations compile with, numpy, which numba requires, and what single modules need.
 OTHERS = {
     "recipe.py": {"pydantic"},
+    "attention.py": {"transformers"},
+    "comparison.py": {"matplotlib"},
     "cpu": {"numba", "llvmlite", "numpy"},
     "gpu": {"triton"},
 }

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mqo.quant.formats import NONE
-from mqo.quant.gemms import operands_of
+from mqo.quant.gemms import GemmOperands, operands_of
 from mqo.quant.labels import LABEL
 from mqo.quant.quantization import ModelQuantization
 
@@ -56,10 +56,10 @@ def select(model: Any, quantization: ModelQuantization) -> None:
 
 def attend(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
     **others: Any,
@@ -68,9 +68,9 @@ def attend(
 
     Args:
         module: the attention layer; `select` gave it its name and options.
-        query: [b, h, q, d].
-        key, value: [b, groups, k, d]; each group serves h / groups heads. They are rounded once.
-        attention_mask: added to the scores, [b, 1, q, k or more]; None for no mask.
+        queries: [b, h, q, d].
+        keys, values: [b, groups, k, d]; each group serves h / groups heads. They are rounded once.
+        mask: added to the scores, [b, 1, q, k or more]; None for no mask.
         scaling: the factor of the scores; None for d ** -0.5.
         dropout: the share of probabilities that become 0 in training, before they are rounded.
         others: must not have softcap, sinks, biases and masks of heads.
@@ -85,46 +85,47 @@ def attend(
         )
     if not hasattr(module, QUANTIZATION):
         raise ValueError(f"{type(module).__name__} has no options; valid: after quantize_model")
-    output, probs = _attend(
-        module, query, key, value, attention_mask, scaling or query.shape[-1] ** -0.5, dropout
-    )
-    return output, probs
+    scale = queries.shape[-1] ** -0.5 if scaling is None else scaling
+    context, probs = _attend(module, (queries, keys, values), mask, scale, dropout)
+    return context, probs
 
 
 def _compute(
     module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    inputs: tuple[Tensor, Tensor, Tensor],
     mask: Tensor | None,
-    scaling: float,
+    scale: float,
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     quantization: ModelQuantization = getattr(module, QUANTIZATION)
     quantization.begin_pass(getattr(module, LABEL))
-    if torch.is_autocast_enabled(query.device.type):
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    batch, heads, queries, _ = query.shape
-    types = quantization.options.asked
-    with torch.autocast(query.device.type, enabled=False):
-        qk = operands_of("qk", types.get("qk", NONE), module, quantization)
-        product = qk.product(torch.baddbmm)
-        left = qk.lhs(_tokens_first(query)).transpose(0, 1)
-        right = _repeated(qk.rhs(_tokens_first(key)), batch, heads).transpose(0, 1)
-        buffer = query.new_empty(())
-        scores = product(buffer, left, right.transpose(1, 2), beta=0, alpha=scaling)
-        scores = scores.view(batch, heads, queries, -1)
+    device = inputs[0].device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        inputs = (inputs[0].to(dtype), inputs[1].to(dtype), inputs[2].to(dtype))
+    queries, keys, values = map(_tokens_first, inputs)
+    batch, heads = inputs[0].shape[:2]
+    with torch.autocast(device, enabled=False):
+        qk = _operands(module, "qk")
+        multiply = qk.product(torch.baddbmm)
+        left, right = qk.lhs(queries), _repeated(qk.rhs(keys), batch * heads)
+        buffer = left.new_empty(())  # its factor is 0
+        scores = multiply(buffer, left.transpose(0, 1), right.permute(1, 2, 0), beta=0, alpha=scale)
+        scores = scores.unflatten(0, (batch, heads))
         if mask is not None:
-            scores = scores + mask[..., : key.shape[-2]]
-        probs = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+            scores = scores + mask[..., : scores.shape[-1]]
+        probs = torch.softmax(scores, dim=-1, dtype=torch.float32).to(left.dtype)
         probs = nn.functional.dropout(probs, dropout, training=module.training)
-        pv = operands_of("pv", types.get("pv", NONE), module, quantization)
-        product = pv.product(torch.bmm)
-        left = pv.lhs(probs.flatten(0, 1))
-        right = _repeated(pv.rhs(_tokens_first(value)), batch, heads).transpose(0, 1)
-        context = product(left, right).view(batch, heads, queries, -1)
+        pv = _operands(module, "pv")
+        multiply = pv.product(torch.bmm)
+        left, right = pv.lhs(probs.flatten(0, 1)), _repeated(pv.rhs(values), batch * heads)
+        context = multiply(left, right.transpose(0, 1)).unflatten(0, (batch, heads))
     return context.transpose(1, 2).contiguous(), probs
+
+
+def _operands(module: nn.Module, site: str) -> GemmOperands:
+    quantization: ModelQuantization = getattr(module, QUANTIZATION)
+    return operands_of(site, quantization.options.asked.get(site, NONE), module, quantization)
 
 
 # Counters and alphas are read in Python.
@@ -136,6 +137,6 @@ def _tokens_first(x: Tensor) -> Tensor:
     return x.flatten(0, 1).transpose(0, 1)
 
 
-def _repeated(x: Tensor, batch: int, heads: int) -> Tensor:
-    """Return [tokens, b · heads, d] for [tokens, b · groups, d]."""
-    return x.repeat_interleave(batch * heads // x.shape[1], dim=1)
+def _repeated(x: Tensor, heads: int) -> Tensor:
+    """Return [tokens, heads, d] for [tokens, groups, d], over all of the batch."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1)
