@@ -8,7 +8,7 @@ from mqo import quant
 
 FOLDER = Path(quant.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
-# What the fast implementations compile with, numpy, which numba requires, and what single modules need.
+# What the fast implementations compile with, numpy, which numba requires, and what others need.
 OTHERS = {
     "recipe.py": {"pydantic"},
     "attention.py": {"transformers"},

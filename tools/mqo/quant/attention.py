@@ -133,7 +133,7 @@ _attend: Any = torch.compiler.disable(_compute)
 
 
 def _tokens_first(x: Tensor) -> Tensor:
-    """Return [tokens, b · heads, d] for [b, heads, tokens, d], the shape of the sites in Megatron."""
+    """Return [tokens, b · heads, d], as at Megatron's sites, for [b, heads, tokens, d]."""
     return x.flatten(0, 1).transpose(0, 1)
 
 
