@@ -13,7 +13,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from mqo.quant.formats import REFERENCE_TYPES, check_choice, check_seed
+from mqo.quant.formats import REFERENCE_TYPES, check_choice, check_seed, tensor_types
+from mqo.quant.plugin_calls import Place, call
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import signed
 from mqo.quant.straight_through import straight_through
@@ -71,8 +72,8 @@ def fake_quantize(
         RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
     """
     if isinstance(spec, str):
-        check_choice("quant type", spec, REFERENCE_TYPES)
-        spec = _DEFAULTS[spec]
+        check_choice("quant type", spec, tensor_types())
+        spec = _DEFAULTS.get(spec) or QuantSpec(spec)
     if spec.quant_type == "none" and out is None:
         return x
     if has_gradient and x.requires_grad and out is None and torch.is_grad_enabled():
@@ -95,6 +96,9 @@ def _rounded(
     check_arguments(x, spec, axis, seed)
     if out is not None and (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
         raise ValueError(f"out is {tensor_text(out)}; valid: {tensor_text(x)}, as x")
+    if spec.plugin:
+        values = call(x, spec, axis, seed, amax, Place()).value().to(x.dtype)
+        return values if out is None else out.copy_(values)
     if not is_traced(x):
         return _quantize(x, spec, axis, out, seed, amax)
     arguments = (amax, axis, signed(seed or 0), *fields_of(spec))

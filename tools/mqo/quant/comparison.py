@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from mqo.quant.backend import fake_quantize
-from mqo.quant.formats import FORMATS
+from mqo.quant.formats import FORMATS, check_choice, format_of
 from mqo.quant.measurement import Measurement, measure
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.spec import QuantSpec
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Comparison:
         bars = [(e.measurement.sqnr_db or float("nan"), e) for e in self.errors]
         bars = sorted((bar for bar in bars if abs(bar[0]) < float("inf")), key=lambda bar: bar[0])
         labels, values = [error.label for _, error in bars], [value for value, _ in bars]
-        colors = [error.spec.format.light for _, error in bars]
+        colors = [format_of(error.spec.quant_type).light for _, error in bars]
         axes.bar_label(axes.barh(labels, values, color=colors), fmt="%.1f", padding=3)
         axes.set_xlabel("SQNR (dB)")
         axes.margins(x=0.1)
@@ -99,8 +100,7 @@ def error_of(
 ) -> FormatError:
     """Return the error of `x` in one format; arguments and errors are those of `sqnr`."""
     spec = QuantSpec(spec) if isinstance(spec, str) else spec
-    if spec.quant_type not in FORMATS:
-        raise ValueError(f"unknown format {spec.quant_type!r}; valid: {', '.join(FORMATS)}")
+    check_choice("format", spec.quant_type, (*FORMATS, *PLUGINS))
     x = x.detach()
     sums = measure(x, fake_quantize(x, spec, axis=axis, seed=seed), spec, axis)
     key = ("", "", "", spec.quant_type)

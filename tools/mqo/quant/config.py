@@ -20,6 +20,7 @@ from mqo.quant.operand_table import (
     rule_for,
 )
 from mqo.quant.options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.schedule import Phase, Schedule, parse_schedule
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
 
@@ -143,6 +144,8 @@ class QuantConfig(Options):
     @property
     def is_random(self) -> bool:
         """Whether an operand is rounded stochastically, or transformed with random signs."""
+        if any(plugin.stochastic for plugin in PLUGINS.values()):
+            return True
         rows = self.operands.values()
         random = any(row.rounding == "stochastic" or row.signs == "random" for row in rows)
         return random or self.rounding == "stochastic"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mqo.quant.plugins import PLUGINS, Plugin
+
 NONE = "none"
 
 # E8M0, the shared scale of an MX block: a byte b is 2^(b - 127), 2^-127 .. 2^127; 255 is NaN.
@@ -171,9 +173,24 @@ def check_choice(name: str, value: object, valid: Sequence[object]) -> None:
         raise ValueError(f"unknown {name} {value!r}; valid: {', '.join(map(str, valid))}")
 
 
+def types() -> tuple[str, ...]:
+    """Return the types of a site: QUANT_TYPES, and the quantizers of the user."""
+    return (*QUANT_TYPES, *PLUGINS)
+
+
+def tensor_types() -> tuple[str, ...]:
+    """Return the types of a tensor: REFERENCE_TYPES, and the quantizers of the user."""
+    return (*REFERENCE_TYPES, *PLUGINS)
+
+
+def format_of(name: str) -> "Format | Plugin":
+    """Return the format, or the quantizer of the user, with that name; KeyError for 'none'."""
+    return PLUGINS[name] if name in PLUGINS else FORMATS[name]
+
+
 def check_type(name: object) -> None:
-    """Raise ValueError, naming the valid types, unless `name` is one of QUANT_TYPES."""
-    check_choice("quant type", name, QUANT_TYPES)
+    """Raise ValueError, naming the valid types, unless `name` is one of `types`."""
+    check_choice("quant type", name, types())
 
 
 def check_seed(seed: object) -> None:

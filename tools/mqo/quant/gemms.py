@@ -36,6 +36,7 @@ from mqo.quant.hadamard import transform
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
+from mqo.quant.plugin_calls import Place, call
 from mqo.quant.products import Alphas, is_known, with_alphas
 from mqo.quant.quantization import PROCESS, Quantization
 from mqo.quant.rounded import Rounded
@@ -142,6 +143,11 @@ class QuantizedOperands(GemmOperands):
         """Return a quantizer that takes the left operand in parts, as the base class does."""
         operand = self.site.lhs
         spec = self._operand_spec(operand).spec
+        if spec.plugin:
+            raise ValueError(
+                f"{self.layer} computes attention in chunks, and {spec.quant_type} is a quantizer "
+                "in Python. Expected: --attention-backend unfused, or another type for pv"
+            )
         needed, alpha = None, None
         if spec.scales_by_tensor:
             needed = torch.full((), amax, dtype=torch.float32, device=device)
@@ -203,6 +209,9 @@ class QuantizedOperands(GemmOperands):
                 out = None if self.quantization.recorder.measuring else x
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
+            if spec.plugin:
+                own = call(x, spec, axis, seed, amax, Place(*key, self.quantization.progress.step))
+                return own if self.alphas else Rounded(own.value().to(x.dtype), own.amax)
             if amax is None and excluding.without_alpha:
                 amax = largest(x)
             rounded = fake_quantize(x, excluding, axis=axis, out=out, seed=seed, amax=amax)

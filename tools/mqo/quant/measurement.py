@@ -48,17 +48,18 @@ def measure(
 
     `quantized` is the result of `fake_quantize(original, spec, axis, amax=amax)`.
     """
-    moved = original.movedim(axis, -1) if original.dim() and spec.block else original
-    scales = scales_of(moved, spec, amax)
     nonzero = original != 0
-    counts = (
-        nonzero.sum(),
-        (nonzero & (quantized == 0)).sum(),
-        _saturated(moved, spec, scales),
-    )
+    if spec.plugin is None:
+        moved = original.movedim(axis, -1) if original.dim() and spec.block else original
+        scales = scales_of(moved, spec, amax)
+        saturated, histogram = _saturated(moved, spec, scales), _histogram(scales, spec)
+    else:  # its scales are not known
+        saturated = torch.zeros((), dtype=torch.int64, device=original.device)
+        histogram = torch.zeros(BINS, dtype=torch.int64, device=original.device)
+    counts = (nonzero.sum(), (nonzero & (quantized == 0)).sum(), saturated)
     elements = torch.full((), original.numel(), dtype=torch.float64, device=original.device)
     numbers = [*_energies(original, quantized), elements, *(c.double() for c in counts)]
-    return Sums(torch.stack(numbers), largest(original).double(), _histogram(scales, spec))
+    return Sums(torch.stack(numbers), largest(original).double(), histogram)
 
 
 def _energies(original: Tensor, quantized: Tensor) -> Tensor:

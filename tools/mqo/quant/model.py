@@ -12,7 +12,7 @@ from torch import nn
 from mqo.quant import excludes
 from mqo.quant.attention import attention_modules, select
 from mqo.quant.config import QuantConfig
-from mqo.quant.formats import ATTENTION, LINEAR, NONE, QUANT_TYPES, check_type
+from mqo.quant.formats import ATTENTION, LINEAR, NONE, check_type, types
 from mqo.quant.linear import QuantLinear
 from mqo.quant.operand_table import LayerRule
 from mqo.quant.quantization import ModelQuantization
@@ -80,8 +80,7 @@ def quantize_model(
     selected = {
         name: module for name, module in layers.items() if _is_chosen(name, include, exclude)
     }
-    types = {name: _types(options, name) for name in selected}
-    quantized = _linear({n: module for n, module in selected.items() if types[n] != {NONE}})
+    quantized = _linear({n: m for n, m in selected.items() if _types(options, n) != {NONE}})
     if not quantized:
         raise ValueError(f"{chosen.label} quantizes no layer of {type(model).__name__}")
     shared = ModelQuantization(options, quantized)
@@ -96,9 +95,9 @@ def _recipe(name: str) -> Recipe:
     """Return the recipe of that name, of FILE.toml, or of a type; ValueError lists the names."""
     if name.endswith(".toml") or name in names():
         return Recipe.load(name)
-    types = tuple(t for t in QUANT_TYPES if t not in (NONE, "mixed"))
-    if name not in types:
-        valid = ", ".join(dict.fromkeys((*names(), *types)))
+    named = tuple(kind for kind in types() if kind not in (NONE, "mixed"))
+    if name not in named:
+        valid = ", ".join(dict.fromkeys((*names(), *named)))
         raise ValueError(f"unknown recipe {name!r}; valid: {valid}, or FILE.toml")
     return Recipe.of_type(name)
 

@@ -23,18 +23,18 @@ from mqo.quant.formats import (
     HADAMARD_POINTS,
     HADAMARD_SIGNS,
     LINEAR,
-    QUANT_TYPES,
     ROUNDINGS,
     SCALE_RULES,
     SITES,
     TILES,
     check_choice,
+    check_type,
+    types,
 )
 
 OPERANDS = tuple(f"{s.name}.{operand}" for s in SITES.values() for operand in (s.lhs, s.rhs))
 LEAST_GAIN = 2.0**-10
 _VALID: dict[str, tuple[Any, ...]] = {
-    "quant_type": QUANT_TYPES,
     "tile": TILES,
     "scale_rule": SCALE_RULES,
     "rounding": ROUNDINGS,
@@ -61,6 +61,8 @@ class OperandRow:
     gain: float = 1.0
 
     def __post_init__(self) -> None:
+        if self.quant_type is not None:
+            check_type(self.quant_type)
         for name, valid in _VALID.items():
             if (value := getattr(self, name)) is not None:
                 check_choice(name.replace("_", " "), value, valid)
@@ -90,7 +92,7 @@ class LayerRule:
     def __post_init__(self) -> None:
         excludes.check([self.layers])
         # A rule gives one type to both operands, so it cannot be 'mixed'.
-        named = tuple(name for name in QUANT_TYPES if member(name, "x") is not None)
+        named = tuple(name for name in types() if member(name, "x") is not None)
         check_choice("quant type", self.quant_type, named)
 
 

@@ -291,7 +291,7 @@ def _idle(row: OperandRow, types: set[str]) -> str:
 
     A transform also applies to an unquantized operand, to undo that of the other operand.
     """
-    row_formats = [formats.FORMATS[kind] for kind in types if kind != NONE]
+    row_formats = [formats.format_of(kind) for kind in types if kind != NONE]
     if row.signs and row.hadamard is None:
         return f"signs = '{row.signs}' needs a transform, and hadamard is not set"
     if not row_formats and (

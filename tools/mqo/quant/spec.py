@@ -10,14 +10,16 @@ from mqo.quant.formats import (
     HADAMARD_SIGNS,
     NONE,
     OVERFLOWS,
-    REFERENCE_TYPES,
     ROUNDINGS,
     SCALE_RULES,
     TILES,
     Format,
     TaperedFormat,
     check_choice,
+    format_of,
+    tensor_types,
 )
+from mqo.quant.plugins import PLUGINS, Plugin
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class QuantSpec:
     """A format and its choices; docs/formats.md defines them.
 
     Attributes:
-        quant_type: one of REFERENCE_TYPES.
+        quant_type: a format, 'none', or the name of a quantizer of the user.
         block: number of elements that share a scale, one of BLOCK_SIZES; the last block may be
             short. Only mx formats have a choice. None becomes the format's size, or stays None if
             the format has no blocks.
@@ -55,7 +57,7 @@ class QuantSpec:
     without_alpha: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("quant type", self.quant_type, REFERENCE_TYPES)
+        check_choice("quant type", self.quant_type, tensor_types())
         if self.block is not None:
             check_choice("block size", self.block, BLOCK_SIZES)
         check_choice("scale rule", self.scale_rule, SCALE_RULES)
@@ -65,13 +67,14 @@ class QuantSpec:
         check_choice("tensor scale", self.tensor_scale, (False, True))
         check_choice("tile", self.tile, TILES)
         check_choice("without alpha", self.without_alpha, (False, True))
-        own = FORMATS.get(self.quant_type)
+        own = format_of(self.quant_type) if self.quant_type != NONE else None
         is_mx = own is not None and own.is_mx
-        is_tapered = own is not None and isinstance(own.element, TaperedFormat)
+        is_tapered = isinstance(own, Format) and isinstance(own.element, TaperedFormat)
+        rounding = self.rounding if isinstance(own, Format) else None
         read = {
             "block": (is_mx and self.block) or (own.block if own else None),
             "scale_rule": self.scale_rule if is_mx else SCALE_RULES[0],
-            "rounding": (own and self.rounding) or (own.rounding if own else ROUNDINGS[0]),
+            "rounding": rounding or (own.rounding if own else ROUNDINGS[0]),
             "overflow": self.overflow if is_tapered else OVERFLOWS[0],
             "tensor_scale": self.tensor_scale and is_tapered,
             "tile": self.tile if own and own.square else TILES[0],
@@ -82,8 +85,13 @@ class QuantSpec:
 
     @property
     def format(self) -> Format:
-        """The row of the format; KeyError for 'none'."""
+        """The row of the format; KeyError for other types."""
         return FORMATS[self.quant_type]
+
+    @property
+    def plugin(self) -> Plugin | None:
+        """The quantizer of the user with this name; None for a format."""
+        return PLUGINS.get(self.quant_type)
 
     @property
     def rounding_mode(self) -> str:
@@ -107,7 +115,7 @@ class QuantSpec:
     @property
     def needs_tensor_amax(self) -> bool:
         """Whether the scales depend on the amax of the full tensor, across ranks."""
-        return self.quant_type != NONE and self.format.needs_tensor_amax
+        return self.quant_type != NONE and format_of(self.quant_type).needs_tensor_amax
 
     @property
     def scales_by_tensor(self) -> bool:
@@ -168,4 +176,5 @@ class OperandSpec:
         """Whether a quantized matrix has the same values for any contraction axis."""
         if self.hadamard or self.spec.rounding == "stochastic":
             return False
-        return self.spec.quant_type == NONE or not self.spec.block or self.spec.tile == "square"
+        square = self.spec.tile == "square"
+        return self.spec.quant_type == NONE or square or not (self.spec.block or self.spec.plugin)

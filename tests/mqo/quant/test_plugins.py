@@ -1,0 +1,326 @@
+"""Quantizers of users: what they get and return, where they are types, and their errors."""
+
+import os
+import runpy
+import signal
+
+import pytest
+import torch
+from mqo.project import Project
+from mqo.quant.backend import fake_quantize
+from mqo.quant.comparison import compare_formats, sqnr
+from mqo.quant.config import QuantConfig
+from mqo.quant.gemms import gemm_operands
+from mqo.quant.linear import QuantLinear
+from mqo.quant.model import quantize_model
+from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugins import PLUGINS, quantizer
+from mqo.quant.quantization import ModelQuantization
+from mqo.quant.recipe import LINEAR_SITES, Recipe
+from mqo.quant.scales import alpha_of
+from mqo.quant.spec import QuantSpec
+from torch import nn
+
+ROOT = Project.here().root
+K, N = 72, 40  # no multiples of a block
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+
+
+@pytest.fixture(autouse=True)
+def no_plugin_left():
+    yield
+    PLUGINS.clear()
+
+
+def normal(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def own_mxfp4():
+    @quantizer("own_mxfp4", block=32)
+    def quantize(x, context):
+        return fake_quantize(x, "mxfp4")
+
+
+def own_nvfp4():
+    """The same two factors as those of the format."""
+
+    @quantizer("own_nvfp4", block=16, square=True, needs_amax=True)
+    def quantize(x, context):
+        spec = QuantSpec("nvfp4", tile=context.tile, without_alpha=True)
+        values = fake_quantize(x, spec, amax=context.amax)
+        return values, alpha_of(context.amax.item(), spec)
+
+
+def integers():
+    @quantizer("integers", stochastic=True)
+    def quantize(x, context):
+        return (x + context.rand()).floor()
+
+
+def layer_of(kind, dtype, **options):
+    types = dict.fromkeys(LINEAR_SITES, kind)
+    shared = ModelQuantization(QuantConfig(asked=types, **options))
+    layer = QuantLinear(K, N, bias=False, quantization=shared, name="layer", dtype=dtype)
+    with torch.no_grad():
+        layer.weight.copy_(normal(N, K, seed=1))
+    return layer
+
+
+def passes(layer):
+    x = normal(5, 3, K, seed=2, dtype=layer.weight.dtype).requires_grad_()
+    y = layer(x)
+    y.backward(normal(5, 3, N, seed=3, dtype=layer.weight.dtype))
+    return y.detach(), x.grad, layer.weight.grad
+
+
+@dtypes
+@pytest.mark.parametrize(("define", "kind"), [(own_mxfp4, "mxfp4"), (own_nvfp4, "nvfp4")])
+def test_a_format_as_a_function_has_the_bits_of_the_format(define, kind, dtype):
+    define()
+    for options in ({}, {"cache_weights": True}):
+        expected = passes(layer_of(kind, dtype, **options))
+        for own, other in zip(
+            passes(layer_of(f"own_{kind}", dtype, **options)), expected, strict=True
+        ):
+            assert own.equal(other)
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("shape", [(7, 40, 33), (1, 1, 1), (0, 4, 4), (5, 32, 32)])
+def test_rows_are_along_the_axis_and_padded_to_blocks(shape, axis):
+    own_mxfp4()
+    x = normal(*shape)
+    assert fake_quantize(x, "own_mxfp4", axis=axis).equal(fake_quantize(x, "mxfp4", axis=axis))
+    strided = x.transpose(0, 2).contiguous().transpose(0, 2)
+    assert fake_quantize(strided, "own_mxfp4", axis=axis).equal(
+        fake_quantize(x, "mxfp4", axis=axis)
+    )
+
+
+def test_the_function_gets_rows_a_tile_and_the_place():
+    calls = []
+
+    @quantizer("seen", block=16, square=True, needs_amax=True)
+    def quantize(x, context):
+        calls.append((tuple(x.shape), x.dtype, context.tile, context.amax.item(), context.place))
+        return x
+
+    layer = layer_of("seen", torch.bfloat16)
+    layer.quantization.set_step(3)
+    passes(layer)
+    shapes = {(p.site, p.operand): shape for shape, *_, p in calls}
+    assert shapes == {
+        **{("fprop", "x"): (15, 80), ("fprop", "weight"): (40, 80)},
+        **{("dgrad", "grad"): (15, 48), ("dgrad", "weight"): (72, 48)},
+        **{("wgrad", "grad"): (40, 16), ("wgrad", "x"): (72, 16)},
+    }
+    assert {(dtype, tile) for _, dtype, tile, _, _ in calls} == {(torch.float32, "row")}
+    assert {(p.layer, p.step) for *_, p in calls} == {("layer", 3)}
+    fake_quantize(normal(20, 40), QuantSpec("seen", tile="square"))
+    shape, _, tile, amax, place = calls[-1]
+    assert (shape, tile, place.site) == ((32, 48), "square", "")
+    assert amax == normal(20, 40).abs().max().item()
+
+
+def test_random_numbers_depend_on_the_seed_and_the_position():
+    integers()
+    x = torch.full((64, 64), 0.3)
+    first = fake_quantize(x, "integers", seed=1)
+    assert first.unique().tolist() == [0, 1] and abs(first.mean() - 0.3) < 0.03
+    assert fake_quantize(x.t().contiguous().t(), "integers", axis=0, seed=1).equal(first)
+    assert not fake_quantize(x, "integers", seed=2).equal(first)
+    with pytest.raises(ValueError, match="seed None"):
+        fake_quantize(x, "integers")
+
+
+def test_steps_draw_anew_and_a_recomputed_pass_repeats():
+    integers()
+    layer, x = layer_of("integers", torch.float32), normal(4, K).requires_grad_()
+    outputs = [layer(x), layer(x)]
+    layer.quantization.set_step(1)
+    outputs.append(layer(x))
+    layer.quantization.set_step(0)
+    assert layer(x).equal(outputs[0])
+    assert len({tuple(y.flatten().tolist()) for y in outputs}) == 3
+    kept, recomputed = layer_of("integers", torch.float32), layer_of("integers", torch.float32)
+    y = torch.utils.checkpoint.checkpoint(recomputed, x, use_reentrant=False)
+    assert y.equal(kept(x))
+    for output in (y, kept(x)):
+        output.sum().backward()
+
+
+def test_its_name_is_a_type_wherever_one_is_named(tmp_path):
+    own_nvfp4()
+    model = nn.Sequential(nn.Linear(K, N), nn.Linear(N, K))
+    shared = quantize_model(model, "own_nvfp4")
+    model(normal(4, K)).sum().backward()
+    assert {record.quant_type for record in shared.records()} == {"own_nvfp4"}
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'types = { fprop = "own_nvfp4" }\n[operands]\n"fprop.weight" = { tile = "square" }\n'
+        '"fprop.x" = { quant_type = "own_nvfp4" }\n'
+        '[[rules]]\nlayers = "0"\nquant_type = "own_nvfp4"\n'
+    )
+    quantize_model(nn.Sequential(nn.Linear(K, N)), str(path))
+    assert Recipe.load(str(path)).resolved()["fprop", "weight"].spec.tile == "square"
+    x = normal(4, K)
+    operand = gemm_operands("fprop", "own_nvfp4", None).lhs(x)
+    torch.testing.assert_close(operand, fake_quantize(x, "nvfp4"))  # alpha: in float32, or before
+    assert sqnr(x, "own_nvfp4") == pytest.approx(sqnr(x, "nvfp4"))
+    labels = [error.label for error in compare_formats(x, ["nvfp4", "own_nvfp4"]).errors]
+    assert labels == ["nvfp4 1x16", "own_nvfp4 1x16"]
+
+
+def test_measurements_have_its_noise():
+    own_mxfp4()
+    own, other = layer_of("own_mxfp4", torch.float32), layer_of("mxfp4", torch.float32)
+    results = []
+    for layer in (own, other):
+        with layer.quantization.measuring() as measurements:
+            passes(layer)
+        results.append(
+            [(m.site, m.operand, m.signal, m.noise, m.underflowed) for m in measurements]
+        )
+    assert results[0] == results[1]
+
+
+def returning(result):
+    def define():
+        @quantizer("wrong")
+        def quantize(x, context):
+            return result(x, context)
+
+    return define
+
+
+def fails(x, context):
+    raise ZeroDivisionError("a reason")
+
+
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        (fails, r"\[4, 72\], in line \d+ of .*test_plugins\.py: ZeroDivisionError: a reason"),
+        (lambda x, _: x[:, 1:], r"returned \[4, 71\] for x of fprop, layer layer; valid: .*4, 72"),
+        (lambda x, _: 3.0, "returned float"),
+        (lambda x, _: x.mul_(2), "changes x in place"),
+        (lambda x, context: x + context.amax, "needs_amax=True"),
+        (lambda x, context: x + context.rand(), "stochastic=True"),
+    ],
+)
+def test_an_error_names_the_place(result, text):
+    returning(result)()
+    with pytest.raises(QuantizerError, match=text):
+        layer_of("wrong", torch.float32)(normal(4, K))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("mxfp4", {}, "'mxfp4' is the name of a type"),
+        ("none", {}, "'none' is the name of a type"),
+        ("My-type", {}, "invalid name 'My-type'"),
+        ("mine", {"block": 0}, "invalid block 0"),
+        ("mine", {"block": True}, "invalid block True"),
+        ("mine", {"square": True}, "squares, and no block"),
+    ],
+)
+def test_a_wrong_declaration_is_refused(name, options, text):
+    with pytest.raises(ValueError, match=text):
+        quantizer(name, **options)(lambda x, context: x)
+    assert PLUGINS == {}
+
+
+def test_a_row_that_it_does_not_read_is_refused(tmp_path):
+    own_mxfp4()
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'types = { fprop = "own_mxfp4" }\n[operands]\n"fprop.weight" = { tile = "square" }\n'
+    )
+    with pytest.raises(ValueError, match="own_mxfp4 has no square tiles"):
+        Recipe.load(str(path))
+
+
+def test_attention_in_chunks_refuses_it():
+    own_mxfp4()
+    operands = gemm_operands("pv", "own_mxfp4", nn.Identity())
+    with pytest.raises(ValueError, match="--attention-backend unfused"):
+        operands.lhs_parts((1, 2, 3), 1.0, torch.device("cpu"))
+
+
+def test_codes_are_refused():
+    from mqo.quant.packing import pack
+
+    own_mxfp4()
+    with pytest.raises(ValueError, match="'own_mxfp4'"):
+        pack(normal(4, 32), QuantSpec("own_mxfp4"))
+
+
+def rounded_in_pieces(independent):
+    @quantizer("pieces", stochastic=True, needs_amax=True, independent_rows=independent)
+    def quantize(x, context):
+        assert x.shape[0] < 3000 or not independent
+        step = context.amax / 8
+        return (x / step + context.rand()).floor(), step
+
+    return fake_quantize(normal(3000, K), "pieces", seed=1)
+
+
+def test_pieces_on_threads_have_the_values_of_the_whole():
+    assert rounded_in_pieces(True).equal(rounded_in_pieces(False))
+
+
+def test_pieces_with_other_alphas_are_refused():
+    @quantizer("wrong", independent_rows=True)
+    def quantize(x, context):
+        return x, x.abs().amax()
+
+    with pytest.raises(QuantizerError, match="independent_rows=False"):
+        fake_quantize(normal(3000, K), "wrong")
+
+
+def test_an_error_on_a_thread_names_the_place():
+    quantizer("wrong", independent_rows=True)(fails)
+    with pytest.raises(QuantizerError, match="ZeroDivisionError: a reason"):
+        fake_quantize(normal(3000, K), "wrong")
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    rounded_in_pieces(True)
+    if (child := os.fork()) == 0:
+        signal.alarm(20)
+        os._exit(0 if rounded_in_pieces(True).isfinite().all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.fixture
+def four_over_six():
+    runpy.run_path(str(ROOT / "docs/quantizers/four_over_six.py"))
+
+
+@pytest.mark.parametrize("tile", ["row", "square"])
+def test_four_over_six_has_less_error_than_nvfp4(four_over_six, tile):
+    x = normal(128, 256)
+    gain = sqnr(x, QuantSpec("four_over_six", tile=tile)) - sqnr(x, QuantSpec("nvfp4", tile=tile))
+    assert (0.4 if tile == "row" else -0.1) < gain < 1.0
+
+
+@pytest.mark.parametrize("x", [torch.zeros(4, 32), torch.full((4, 32), 1e-30), normal(3, 5)])
+def test_four_over_six_of_unusual_tensors_is_finite(four_over_six, x):
+    assert fake_quantize(x, "four_over_six").isfinite().all()
+    assert fake_quantize(torch.zeros_like(x), "four_over_six").eq(0).all()
+
+
+def test_a_model_trains_with_four_over_six(four_over_six):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    quantize_model(model, "four_over_six")
+    optimizer, x, losses = torch.optim.Adam(model.parameters(), lr=1e-2), normal(64, 32), []
+    for _ in range(20):
+        loss = (model(x) - x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]

@@ -1,0 +1,179 @@
+"""Call the quantizer of a user, and check what it returns."""
+
+from __future__ import annotations
+
+import functools
+import os
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mqo.quant.plugins import PLUGINS, Plugin
+from mqo.quant.rounded import Rounded
+from mqo.quant.spec import QuantSpec
+from mqo.quant.stochastic import RANDOM_BITS, draws
+from mqo.quant.tensor_amax import largest
+
+_PIECE = 2**15  # elements of a piece, which stay in a core's cache
+
+
+class QuantizerError(RuntimeError):
+    """A quantizer of a user that failed, or returned what is no rounded tensor."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a quantizer is called: site, layer and operand are '' outside of a model."""
+
+    site: str = ""
+    layer: str = ""
+    operand: str = ""
+    step: int = 0
+
+    def __str__(self) -> str:
+        if not self.site:
+            return "a tensor"
+        return f"{self.operand} of {self.site}, layer {self.layer}"
+
+
+@dataclass(frozen=True)
+class QuantizerContext:
+    """What a quantizer may read beside its tensor.
+
+    Attributes:
+        place: site, layer, operand and step of the call.
+        tile: 'row', or 'square' if the scales should be those of squares.
+    """
+
+    place: Place
+    tile: str
+    _amax: Tensor | None = field(repr=False)
+    _draws: Tensor | None = field(repr=False)
+
+    def of_rows(self, rows: slice) -> QuantizerContext:
+        """Return the context of some rows of x."""
+        return replace(self, _draws=None if self._draws is None else self._draws[rows])
+
+    @property
+    def amax(self) -> Tensor:
+        """The amax of the operand over all tensor-parallel ranks, float32 [].
+
+        Raise QuantizerError if the quantizer does not declare `needs_amax`.
+        """
+        if self._amax is None:
+            raise QuantizerError("it reads amax; valid: a quantizer with needs_amax=True")
+        return self._amax
+
+    def rand(self) -> Tensor:
+        """Return a random number for each element of x, float32 [rows, K] in [0, 1).
+
+        A number depends on the seed, the step, the layer, the operand and the position in it, so
+        that a recomputed pass draws it again. Raise QuantizerError if the quantizer does not
+        declare `stochastic`.
+        """
+        if self._draws is None:
+            raise QuantizerError("it calls rand; valid: a quantizer with stochastic=True")
+        return self._draws
+
+
+def call(
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    seed: int | None,
+    amax: Tensor | None,
+    place: Place,
+) -> Rounded:
+    """Return `x` rounded by the quantizer that `spec` names; arguments as of `fake_quantize`.
+
+    Raises:
+        QuantizerError: the function raised an error, or returned no tensor of x's shape; the text
+            names the place, the shape and the line.
+    """
+    plugin = PLUGINS[spec.quant_type]
+    rows = _rows(x, axis)
+    padded = _padded(rows.float(), plugin.block, spec.tile)
+    random = None
+    if plugin.stochastic:
+        assert seed is not None  # `check_arguments` checks it
+        numbers = draws(x.shape, seed, x.device).float() * 2.0**-RANDOM_BITS
+        random = _padded(_rows(numbers, axis), plugin.block, spec.tile)
+    if not plugin.needs_tensor_amax:
+        amax = None
+    elif amax is None:
+        amax = largest(x)
+    context = QuantizerContext(place, spec.tile, amax, random)
+    values, alpha = _rounded(plugin, padded, context)
+    shape = x.movedim(axis, -1).shape if x.dim() else x.shape
+    values = values[: rows.shape[0], : rows.shape[1]].to(x.dtype).reshape(shape)
+    return Rounded((values.movedim(-1, axis) if x.dim() else values).contiguous(), amax, alpha)
+
+
+def _rounded(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
+    """Return the values and alpha of `x`, in pieces on threads where that is faster."""
+    size = max(1, _PIECE // max(1, x.shape[1]))
+    whole = context.tile == "square" or not plugin.independent_rows or x.device.type != "cpu"
+    if whole or x.shape[0] <= size:
+        return _result(plugin, x, context)
+    starts = range(0, x.shape[0], size)
+    pieces = [(x[i : i + size], context.of_rows(slice(i, i + size))) for i in starts]
+    results = list(_threads().map(lambda piece: _result(plugin, *piece), pieces))
+    alphas = {alpha for _, alpha in results}
+    if len(alphas) > 1:
+        raise QuantizerError(
+            f"the quantizer {plugin.name} returned other alphas for other rows of {context.place}; "
+            "valid: the same for all, or independent_rows=False"
+        )
+    return torch.cat([values for values, _ in results]), alphas.pop()
+
+
+@functools.cache
+def _threads() -> ThreadPoolExecutor:
+    """Return as many threads as torch has, in which an operation of torch uses one."""
+    count = torch.get_num_threads()
+    return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+
+
+# A forked process has none of these threads.
+os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
+def _rows(x: Tensor, axis: int) -> Tensor:
+    """Return `x` as [rows, K], K along `axis`."""
+    moved = x.movedim(axis, -1) if x.dim() else x.reshape(1)
+    return moved.flatten(0, -2) if moved.dim() > 1 else moved.unsqueeze(0)
+
+
+def _padded(x: Tensor, block: int | None, tile: str) -> Tensor:
+    if block is None:
+        return x
+    rows = -x.shape[0] % block if tile == "square" else 0
+    return functional.pad(x, (0, -x.shape[1] % block, 0, rows))
+
+
+def _result(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
+    """Return the values and alpha that the function returns, checked."""
+    version = x._version
+    try:
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            result = plugin.function(x, context)
+        if x._version != version:
+            raise QuantizerError("it changes x in place; valid: a new tensor")
+    except Exception as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        raise QuantizerError(
+            f"the quantizer {plugin.name} failed on {context.place}, {list(x.shape)}, in line "
+            f"{last.lineno} of {last.filename}: {type(error).__name__}: {error}"
+        ) from error
+    values, alpha = result if isinstance(result, tuple) else (result, 1.0)
+    if not isinstance(values, Tensor) or values.shape != x.shape:
+        shown = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise QuantizerError(
+            f"the quantizer {plugin.name} returned {shown} for {context.place}; valid: a tensor "
+            f"{list(x.shape)}, or (tensor, alpha)"
+        )
+    return values, float(alpha)
