@@ -7,6 +7,7 @@ import re
 import pytest
 from mqo import quant
 from mqo.project import Project
+from mqo.quant.plugins import PLUGINS
 
 PAGE = Project.here().root / "docs/library.md"
 TEXT = PAGE.read_text(encoding="utf-8")
@@ -19,11 +20,14 @@ def test_the_code_prints_what_the_page_shows(monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("MPLBACKEND", "agg")
     names = {}
-    for code, shown in BLOCKS:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, str(PAGE), "exec"), names)
-        assert printed.getvalue() == shown, code
+    try:
+        for code, shown in BLOCKS:
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(compile(code, str(PAGE), "exec"), names)
+            assert printed.getvalue() == shown, code
+    finally:
+        PLUGINS.clear()
 
 
 def test_every_stable_name_has_an_example():

@@ -80,7 +80,11 @@ def sqnr(x: Tensor, spec: QuantSpec | str, *, axis: int = -1, seed: int | None =
 
 
 def compare_formats(
-    x: Tensor, specs: Iterable[QuantSpec | str] | None = None, *, axis: int = -1
+    x: Tensor,
+    specs: Iterable[QuantSpec | str] | None = None,
+    *,
+    axis: int = -1,
+    seed: int | None = None,
 ) -> Comparison:
     """Return the errors of `x` in several formats, in their order.
 
@@ -88,11 +92,12 @@ def compare_formats(
         x: float32, bfloat16 or float16, of any shape.
         specs: formats, or their names; None for all formats, with their default choices.
         axis: the axis along which blocks run.
+        seed: for stochastic rounding.
 
     Raises:
         TypeError, ValueError: those of `fake_quantize`.
     """
-    return Comparison(tuple(error_of(x, spec, axis=axis) for spec in specs or FORMATS))
+    return Comparison(tuple(error_of(x, spec, axis=axis, seed=seed) for spec in specs or FORMATS))
 
 
 def error_of(

@@ -42,7 +42,7 @@ class Place:
 
 @dataclass(frozen=True)
 class QuantizerContext:
-    """What a quantizer may read beside its tensor.
+    """What a quantizer may read in addition to its tensor.
 
     Attributes:
         place: site, layer, operand and step of the call.

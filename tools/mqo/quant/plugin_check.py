@@ -1,0 +1,221 @@
+"""Check a quantizer of the user: what it must return, and what it declares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mqo.quant.backend import DTYPES, fake_quantize
+from mqo.quant.comparison import Comparison, compare_formats
+from mqo.quant.formats import FORMATS, check_choice
+from mqo.quant.plugins import PLUGINS, Plugin
+from mqo.quant.spec import QuantSpec
+from mqo.quant.tensor_amax import largest
+
+_SHAPES = ((48, 160), (3, 5), (1, 1), (0, 32), (4, 6, 40))
+_SEEDS = 256
+_LARGEST_Z = 5.0  # for a mean of many draws: by chance once in two million checks
+_TIMED = (1024, 1024)
+_REPEATS = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check; `fault` is '' if the quantizer passed, None if it is not for it."""
+
+    check: str
+    fault: str | None = ""
+
+    def __str__(self) -> str:
+        result = "not declared" if self.fault is None else self.fault or "ok"
+        return f"{self.check:52}{result}"
+
+
+@dataclass(frozen=True)
+class QuantizerReport:
+    """What `check_quantizer` found; `print` shows it as tables.
+
+    `comparisons` are the errors of the quantizer and of all formats for {name of data: tensor};
+    `ms_per_mb` is the time for a float32 tensor of 4 MiB, in ms per MiB.
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    comparisons: dict[str, Comparison]
+    ms_per_mb: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether no check failed."""
+        return not any(finding.fault for finding in self.findings)
+
+    def __str__(self) -> str:
+        lines = [f"quantizer {self.name}", *map(str, self.findings)]
+        lines += ["", f"{'SQNR in dB':17}" + "".join(f"{name:>15}" for name in self.comparisons)]
+        rows = zip(*(comparison.errors for comparison in self.comparisons.values()), strict=True)
+        for row in rows:
+            cells = (f"{error.measurement.sqnr_db or 0.0:15.2f}" for error in row)
+            lines.append(f"{row[0].spec.quant_type:17}" + "".join(cells))
+        return "\n".join([*lines, "", f"{self.ms_per_mb:.1f} ms per MiB of float32"])
+
+
+def check_quantizer(name: str) -> QuantizerReport:
+    """Check the quantizer with that name, compare it with all formats, and measure its time.
+
+    Raises:
+        ValueError: there is no such quantizer.
+        QuantizerError: it fails on some tensor.
+    """
+    check_choice("quantizer", name, tuple(PLUGINS))
+    plugin = PLUGINS[name]
+    findings = tuple(Finding(text, check(plugin)) for text, check in _CHECKS.items())
+    seed = 0 if plugin.stochastic else None
+    own = QuantSpec(name)
+    comparisons = {
+        data: compare_formats(x, [own, *FORMATS], seed=seed) for data, x in _data().items()
+    }
+    return QuantizerReport(name, findings, comparisons, _time(own, seed))
+
+
+def _normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _data() -> dict[str, Tensor]:
+    """Return samples of distributions, [256, 512], and one with outlier channels."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        normal = torch.randn(256, 512)
+        laplace = torch.distributions.Laplace(0.0, 1.0).sample(normal.shape)
+        student = torch.distributions.StudentT(3.0).sample(normal.shape)
+    outliers = normal * torch.where(torch.arange(512) % 64 == 0, 50.0, 1.0)
+    return {"N(0, 1)": normal, "Laplace": laplace, "t(3)": student, "outliers": outliers}
+
+
+def _rounded(plugin: Plugin, x: Tensor, tile: str = "row", seed: int = 1, axis: int = -1) -> Tensor:
+    return fake_quantize(x, QuantSpec(plugin.name, tile=tile), axis=axis, seed=seed)
+
+
+def _tiles(plugin: Plugin) -> tuple[str, ...]:
+    return ("row", "square") if plugin.square else ("row",)
+
+
+# -- checks: each returns a fault, '', or None if it does not apply -------------------------------
+
+
+def _shapes_and_dtypes(plugin: Plugin) -> str:
+    for tile in _tiles(plugin):
+        for shape in _SHAPES:
+            for dtype in DTYPES:
+                x = _normal(*shape).to(dtype)
+                result = _rounded(plugin, x, tile)
+                if (result.shape, result.dtype) != (x.shape, x.dtype):
+                    return f"{list(shape)} {dtype} became {list(result.shape)} {result.dtype}"
+    return ""
+
+
+def _zeros(plugin: Plugin) -> str:
+    for tile in _tiles(plugin):
+        if not _rounded(plugin, torch.zeros(32, 64), tile).eq(0).all():
+            return f"not with {tile} tiles"
+    return ""
+
+
+def _extremes(plugin: Plugin) -> str:
+    for scale in (1e-40, 1e-30, 1e30):
+        for tile in _tiles(plugin):
+            if not _rounded(plugin, scale * _normal(32, 64), tile).isfinite().all():
+                return f"not at {scale:g} with {tile} tiles"
+    return ""
+
+
+def _not_finite(plugin: Plugin) -> str:
+    x = _normal(32, 64)
+    x[0, 0], x[1, 1] = torch.nan, torch.inf
+    _rounded(plugin, x)
+    return ""
+
+
+def _repeated(plugin: Plugin) -> str:
+    x = _normal(48, 160)
+    return "" if _rounded(plugin, x).equal(_rounded(plugin, x)) else "they differ"
+
+
+def _strides(plugin: Plugin) -> str:
+    x = _normal(48, 160)
+    transposed = x.t().contiguous().t()
+    if not _rounded(plugin, transposed).equal(_rounded(plugin, x)):
+        return "a transposed tensor has other values"
+    return ""
+
+
+def _idempotence(plugin: Plugin) -> str | None:
+    if plugin.stochastic:
+        return None
+    x = _normal(64, 160)
+    spec = QuantSpec(plugin.name)
+    once = fake_quantize(x, spec, amax=largest(x))
+    changed = (fake_quantize(once, spec, amax=largest(x)) != once).float().mean().item()
+    return f"{changed:.2%} of the elements change" if changed else ""
+
+
+def _bias(plugin: Plugin) -> str | None:
+    if not plugin.stochastic:
+        return None
+    x = torch.rand(16, 64, generator=torch.Generator().manual_seed(0)) - 0.5
+    x[:, 0] = 1.0  # the amax: the others do not saturate
+    results = torch.stack([_rounded(plugin, x, seed=seed) for seed in range(_SEEDS)]).double()
+    deviation = results.std(0)
+    inner = deviation > 0
+    z = (results.mean(0) - x)[inner] / (deviation[inner] / _SEEDS**0.5)
+    largest_z = abs(z.sum() / max(1, z.numel()) ** 0.5).item()
+    return f"z = {largest_z:.1f} over {_SEEDS} seeds" if largest_z > _LARGEST_Z else ""
+
+
+def _rows(plugin: Plugin) -> str | None:
+    if not plugin.independent_rows or plugin.stochastic:
+        return None
+    x = _normal(48, 160)
+    spec = QuantSpec(plugin.name)
+    whole = fake_quantize(x, spec, amax=largest(x))
+    part = fake_quantize(x[:7].contiguous(), spec, amax=largest(x))
+    return "" if part.equal(whole[:7]) else "a part of the rows has other values"
+
+
+def _blocks(plugin: Plugin) -> str | None:
+    if plugin.block is None or plugin.stochastic:
+        return None
+    x = _normal(48, 4 * plugin.block)
+    spec = QuantSpec(plugin.name)
+    whole = fake_quantize(x, spec, amax=largest(x))
+    half = fake_quantize(x[:, : 2 * plugin.block].contiguous(), spec, amax=largest(x))
+    return "" if half.equal(whole[:, : half.shape[1]]) else "tensor parallelism would change values"
+
+
+_CHECKS: dict[str, Callable[[Plugin], str | None]] = {
+    "shapes and dtypes stay": _shapes_and_dtypes,
+    "zeros stay zero": _zeros,
+    "finite values stay finite, from 1e-40 to 1e30": _extremes,
+    "NaN and Inf raise no error": _not_finite,
+    "equal calls return equal values": _repeated,
+    "strides have no effect": _strides,
+    "a second rounding to nearest changes nothing": _idempotence,
+    "stochastic rounding is unbiased": _bias,
+    "rows are independent": _rows,
+    "blocks are independent": _blocks,
+}
+
+
+def _time(spec: QuantSpec, seed: int | None) -> float:
+    """Return the time per MiB in ms, the shortest of several calls."""
+    x = _normal(*_TIMED)
+    times = []
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        fake_quantize(x, spec, seed=seed)
+        times.append(time.perf_counter() - began)
+    return 1e3 * min(times) / (x.nbytes / 2**20)
