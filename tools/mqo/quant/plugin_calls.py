@@ -22,7 +22,7 @@ _PIECE = 2**15  # elements of a piece, which stay in a core's cache
 
 
 class QuantizerError(RuntimeError):
-    """A quantizer of a user that failed, or returned what is no rounded tensor."""
+    """A quantizer of a user that failed, or returned another result than a rounded tensor."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class Plugin:
     stochastic: bool = False
     independent_rows: bool = False
 
-    # As `Format` has them.
+    # The attributes of `Format` that specs and plots read.
     is_mx = False
     scale = "plugin"
     light = dark = "#808080"
