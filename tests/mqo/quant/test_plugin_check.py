@@ -5,9 +5,9 @@ import runpy
 import pytest
 import torch
 from mqo.project import Project
-from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_calls import QuantizerError, quantizer
 from mqo.quant.plugin_check import _CHECKS, check_quantizer
-from mqo.quant.plugins import PLUGINS, quantizer
+from mqo.quant.plugins import PLUGINS
 
 ROOT = Project.here().root
 

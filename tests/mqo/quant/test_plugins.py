@@ -13,8 +13,8 @@ from mqo.quant.config import QuantConfig
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
-from mqo.quant.plugin_calls import QuantizerError
-from mqo.quant.plugins import PLUGINS, quantizer
+from mqo.quant.plugin_calls import QuantizerError, quantizer
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.quantization import ModelQuantization
 from mqo.quant.recipe import LINEAR_SITES, Recipe
 from mqo.quant.scales import alpha_of
@@ -98,12 +98,12 @@ def test_rows_are_along_the_axis_and_padded_to_blocks(shape, axis):
     )
 
 
-def test_the_function_gets_rows_a_tile_and_the_place():
+def test_the_function_gets_rows_a_tile_and_the_operand():
     calls = []
 
     @quantizer("seen", block=16, square=True, needs_amax=True)
     def quantize(x, context):
-        calls.append((tuple(x.shape), x.dtype, context.tile, context.amax.item(), context.place))
+        calls.append((tuple(x.shape), x.dtype, context.tile, context.amax.item(), context))
         return x
 
     layer = layer_of("seen", torch.bfloat16)
@@ -118,8 +118,8 @@ def test_the_function_gets_rows_a_tile_and_the_place():
     assert {(dtype, tile) for _, dtype, tile, _, _ in calls} == {(torch.float32, "row")}
     assert {(p.layer, p.step) for *_, p in calls} == {("layer", 3)}
     fake_quantize(normal(20, 40), QuantSpec("seen", tile="square"))
-    shape, _, tile, amax, place = calls[-1]
-    assert (shape, tile, place.site) == ((32, 48), "square", "")
+    shape, _, tile, amax, context = calls[-1]
+    assert (shape, tile, context.site) == ((32, 48), "square", "")
     assert amax == normal(20, 40).abs().max().item()
 
 

@@ -22,8 +22,8 @@ from mqo.quant.packing import PackedTensor as PackedTensor
 from mqo.quant.packing import pack as pack
 from mqo.quant.plugin_calls import QuantizerContext as QuantizerContext
 from mqo.quant.plugin_calls import QuantizerError as QuantizerError
+from mqo.quant.plugin_calls import quantizer as quantizer
 from mqo.quant.plugin_check import check_quantizer as check_quantizer
-from mqo.quant.plugins import quantizer as quantizer
 from mqo.quant.quantization import ModelQuantization as ModelQuantization
 from mqo.quant.recipe import Recipe as Recipe
 from mqo.quant.source import site_types as site_types

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from mqo.quant.formats import REFERENCE_TYPES, check_choice, check_seed, tensor_types
-from mqo.quant.plugin_calls import Place, call
+from mqo.quant.plugin_calls import call
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import signed
 from mqo.quant.straight_through import straight_through
@@ -97,7 +97,7 @@ def _rounded(
     if out is not None and (out.shape, out.dtype, out.device) != (x.shape, x.dtype, x.device):
         raise ValueError(f"out is {tensor_text(out)}; valid: {tensor_text(x)}, as x")
     if spec.plugin:
-        values = call(x, spec, axis, seed, amax, Place()).value().to(x.dtype)
+        values = call(x, spec, axis, seed, amax).value().to(x.dtype)
         return values if out is None else out.copy_(values)
     if not is_traced(x):
         return _quantize(x, spec, axis, out, seed, amax)

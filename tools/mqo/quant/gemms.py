@@ -36,7 +36,7 @@ from mqo.quant.hadamard import transform
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
-from mqo.quant.plugin_calls import Place, call
+from mqo.quant.plugin_calls import call
 from mqo.quant.products import Alphas, is_known, with_alphas
 from mqo.quant.quantization import PROCESS, Quantization
 from mqo.quant.rounded import Rounded
@@ -210,7 +210,7 @@ class QuantizedOperands(GemmOperands):
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
             if spec.plugin:
-                own = call(x, spec, axis, seed, amax, Place(*key, self.quantization.progress.step))
+                own = call(x, spec, axis, seed, amax, key, self.quantization.progress.step)
                 return own if self.alphas else Rounded(own.value().to(x.dtype), own.amax)
             if amax is None and excluding.without_alpha:
                 amax = largest(x)

@@ -1,17 +1,20 @@
-"""Call the quantizer of a user, and check what it returns."""
+"""Register the quantizer of a user, call it, and check what it returns."""
 
 from __future__ import annotations
 
 import functools
 import os
 import traceback
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mqo.quant.formats import QUANT_TYPES
 from mqo.quant.plugins import PLUGINS, Plugin
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
@@ -20,24 +23,11 @@ from mqo.quant.tensor_amax import largest
 
 _PIECE = 2**15  # elements of a piece, which stay in a core's cache
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 class QuantizerError(RuntimeError):
     """A quantizer of a user that failed, or returned another result than a rounded tensor."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a quantizer is called: site, layer and operand are '' outside of a model."""
-
-    site: str = ""
-    layer: str = ""
-    operand: str = ""
-    step: int = 0
-
-    def __str__(self) -> str:
-        if not self.site:
-            return "a tensor"
-        return f"{self.operand} of {self.site}, layer {self.layer}"
 
 
 @dataclass(frozen=True)
@@ -45,14 +35,23 @@ class QuantizerContext:
     """What a quantizer may read in addition to its tensor.
 
     Attributes:
-        place: site, layer, operand and step of the call.
+        site, layer, operand: the GEMM, such as 'fprop', the layer's name, and the operand, such as
+            'weight'; '' outside of a model.
+        step: the number of completed steps.
         tile: 'row', or 'square' if the scales should be those of squares.
     """
 
-    place: Place
+    site: str
+    layer: str
+    operand: str
+    step: int
     tile: str
     _amax: Tensor | None = field(repr=False)
     _draws: Tensor | None = field(repr=False)
+
+    def describe(self) -> str:
+        """Return the operand in words."""
+        return f"{self.operand} of {self.site}, layer {self.layer}" if self.site else "a tensor"
 
     def of_rows(self, rows: slice) -> QuantizerContext:
         """Return the context of some rows of x."""
@@ -80,19 +79,61 @@ class QuantizerContext:
         return self._draws
 
 
+def quantizer(
+    name: str,
+    *,
+    block: int | None = None,
+    square: bool = False,
+    needs_amax: bool = False,
+    stochastic: bool = False,
+    independent_rows: bool = False,
+) -> Callable[[F], F]:
+    """Make the decorated function a type with this name, wherever a type is named.
+
+    The function takes a tensor x, float32 [rows, K], and a `QuantizerContext`, and returns the
+    rounded x, of the same shape. The GEMM sums over K. It may return (values, alpha) instead, if
+    the rounded x is alpha · values: alpha, a number, then multiplies the product of the GEMM.
+
+    Args:
+        name: lower-case letters, digits and underscores.
+        block: K is padded with zeros to a multiple of this, and with squares also the rows.
+        square: whether it supports `tile = "square"`; the context says which tile is wanted.
+        needs_amax: whether it reads `context.amax`.
+        stochastic: whether it calls `context.rand`.
+        independent_rows: whether it rounds each row without the others, amax apart. On a CPU it
+            then gets pieces of x, on several threads, which is faster; not with squares.
+
+    Raises:
+        ValueError: an argument is invalid, or the name is that of another type.
+    """
+
+    def register(function: F) -> F:
+        if name in QUANT_TYPES:
+            raise ValueError(f"'{name}' is the name of a type of mqo; valid: another name")
+        PLUGINS[name] = Plugin(
+            name, function, block, square, needs_amax, stochastic, independent_rows
+        )
+        return function
+
+    return register
+
+
 def call(
     x: Tensor,
     spec: QuantSpec,
     axis: int,
     seed: int | None,
     amax: Tensor | None,
-    place: Place,
+    key: tuple[str, str, str] = ("", "", ""),
+    step: int = 0,
 ) -> Rounded:
-    """Return `x` rounded by the quantizer that `spec` names; arguments as of `fake_quantize`.
+    """Return `x` rounded by the quantizer that `spec` names.
+
+    `key` is site, layer and operand. The other arguments are those of `fake_quantize`.
 
     Raises:
         QuantizerError: the function raised an error, or returned no tensor of x's shape; the text
-            names the place, the shape and the line.
+            names the operand, the shape and the line.
     """
     plugin = PLUGINS[spec.quant_type]
     rows = _rows(x, axis)
@@ -106,7 +147,7 @@ def call(
         amax = None
     elif amax is None:
         amax = largest(x)
-    context = QuantizerContext(place, spec.tile, amax, random)
+    context = QuantizerContext(*key, step, spec.tile, amax, random)
     values, alpha = _rounded(plugin, padded, context)
     shape = x.movedim(axis, -1).shape if x.dim() else x.shape
     values = values[: rows.shape[0], : rows.shape[1]].to(x.dtype).reshape(shape)
@@ -125,8 +166,8 @@ def _rounded(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tens
     alphas = {alpha for _, alpha in results}
     if len(alphas) > 1:
         raise QuantizerError(
-            f"the quantizer {plugin.name} returned other alphas for other rows of {context.place}; "
-            "valid: the same for all, or independent_rows=False"
+            f"the quantizer {plugin.name} returned several alphas for {context.describe()}; valid: "
+            "the same for all rows, or independent_rows=False"
         )
     return torch.cat([values for values, _ in results]), alphas.pop()
 
@@ -166,14 +207,14 @@ def _result(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tenso
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise QuantizerError(
-            f"the quantizer {plugin.name} failed on {context.place}, {list(x.shape)}, in line "
+            f"the quantizer {plugin.name} failed on {context.describe()}, {list(x.shape)}, in line "
             f"{last.lineno} of {last.filename}: {type(error).__name__}: {error}"
         ) from error
     values, alpha = result if isinstance(result, tuple) else (result, 1.0)
     if not isinstance(values, Tensor) or values.shape != x.shape:
         shown = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise QuantizerError(
-            f"the quantizer {plugin.name} returned {shown} for {context.place}; valid: a tensor "
-            f"{list(x.shape)}, or (tensor, alpha)"
+            f"the quantizer {plugin.name} returned {shown} for {context.describe()}; valid: a "
+            f"tensor {list(x.shape)}, or (tensor, alpha)"
         )
     return values, float(alpha)
