@@ -25,7 +25,7 @@ class Model(nn.Module):
     def __init__(self, takes=True):
         super().__init__()
         self.layer = LayerAttention()
-        self.config = transformers.PretrainedConfig()
+        self.config = self.layer.config = transformers.PretrainedConfig()
         self.takes = takes
 
     def set_attn_implementation(self, name):
@@ -155,6 +155,30 @@ def test_a_model_calls_it_in_each_layer_but_the_excluded(llama):
     assert (after.logits - before).norm() < 0.1 * before.norm()
     layers = {r.layer for r in shared.records() if r.site == "pv" and r.quant_type != "excluded"}
     assert layers == {f"model.layers.{n}.self_attn" for n in range(1, BLOCKS)}
+
+
+def test_patterns_that_leave_out_all_attention_are_refused(llama):
+    with pytest.raises(ValueError, match="leave out all attention"):
+        quantize_model(llama, "mxfp8", qk="mxfp8", include=["*.mlp.*"])
+
+
+def test_attention_that_never_ran_is_idle(llama):
+    shared = quantize_model(llama, "mxfp8", qk="mxfp8", exclude=["lm_head"])
+    names = {f"model.layers.{n}.self_attn" for n in range(BLOCKS)}
+    assert names <= {*shared.idle_layers()}
+    llama(input_ids=IDS)
+    assert shared.idle_layers() == []
+
+
+def test_a_model_that_takes_it_in_part_keeps_its_own(llama):
+    before = llama.config._attn_implementation
+    other = LayerAttention()
+    other.config = transformers.PretrainedConfig()
+    llama.model.extra = other
+    with pytest.raises(ValueError, match=r"model\.extra"):
+        quantize_model(llama, "mxfp8", qk="mxfp8")
+    assert llama.config._attn_implementation == before
+    assert isinstance(llama.lm_head, nn.Linear) and type(llama.lm_head) is nn.Linear
 
 
 @pytest.mark.slow

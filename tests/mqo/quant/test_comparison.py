@@ -44,7 +44,7 @@ def test_formats_are_compared_in_their_order():
     assert [error.label for error in comparison.errors] == ["nvfp4 1x16", "mxfp4 1x16"]
     assert [e.spec.quant_type for e in compare_formats(X).errors] == list(FORMATS)
     head, *lines = str(comparison).splitlines()
-    assert head.split()[:2] == ["type", "tile"] and len(lines) == 2
+    assert head.split()[:2] == ["format", "SQNR"] and len(lines) == 2
     assert float(lines[0].split()[2]) == pytest.approx(sqnr(X, "nvfp4"), abs=0.005)
     assert max(map(len, str(compare_formats(X)).splitlines())) <= 80
 
@@ -57,3 +57,17 @@ def test_the_plot_has_a_bar_for_each_finite_ratio(monkeypatch):
     widths = [bar.get_width() for bar in axes.patches]
     assert widths == sorted(sqnr(X, name) for name in ("nvfp4", "mxfp4", "mxfp8"))
     assert len(compare_formats(torch.zeros(1, 32)).plot().patches) == 0
+
+
+def test_choices_that_differ_are_in_the_labels(monkeypatch):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    rules = ("floor", "even", "ceil")
+    comparison = compare_formats(X, [QuantSpec("mxfp4", scale_rule=rule) for rule in rules])
+    labels = [error.label for error in comparison.errors]
+    assert labels == ["mxfp4 1x32", "mxfp4 1x32 even", "mxfp4 1x32 ceil"]
+    assert len({bar.get_y() for bar in comparison.plot().patches}) == 3
+
+
+def test_one_format_needs_no_list():
+    assert [e.spec for e in compare_formats(X, "mxfp4").errors] == [QuantSpec("mxfp4")]

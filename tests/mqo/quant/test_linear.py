@@ -165,13 +165,13 @@ def test_each_optimizer_step_of_the_process_draws_anew_until_the_step_is_set():
         outputs.append(layer(x))
         outputs[-1].sum().backward()
         optimizer.step()
-    assert layer.quantization.progress.step == 2
+    assert layer.quantization.step == 3
     assert not outputs[0].equal(outputs[1])
     layer.quantization.set_step(0)
     assert layer(x).equal(outputs[0])
     optimizer.step()
     layer.quantization.set_step(1)
-    assert layer(x).equal(outputs[1]) and layer.quantization.progress.step == 1
+    assert layer(x).equal(outputs[1]) and layer.quantization.step == 1
 
 
 def test_a_recomputed_pass_draws_as_the_first():
@@ -217,3 +217,42 @@ def test_a_compiled_model_returns_the_same_bits():
 
 def test_the_process_has_its_own_options():
     assert PROCESS.options is current()
+
+
+def test_a_frozen_layer_keeps_no_input():
+    layer = quant_linear(config("mxfp8")).requires_grad_(False)
+    x = normal(4, K).requires_grad_()
+    h = x * 1
+    y = layer(h)
+    h.add_(1)  # as with torch.nn.Linear
+    y.sum().backward()
+    assert x.grad is not None
+
+
+def test_evaluations_draw_equal_numbers_and_change_no_others():
+    layers = [quant_linear(config("mxfp4", rounding="stochastic")) for _ in range(2)]
+    x = normal(4, K).requires_grad_()
+    layers[0].eval()
+    with torch.no_grad():
+        assert layers[0](x).equal(layers[0](x))
+    layers[0].train()
+    checkpoint = torch.utils.checkpoint.checkpoint
+    y = checkpoint(layers[0], x, use_reentrant=False)
+    y.sum().backward()
+    recomputed, x.grad = x.grad, None
+    layers[1](x).sum().backward()
+    assert recomputed.equal(x.grad)
+    assert layers[0].weight.grad.equal(layers[1].weight.grad)
+
+
+def test_a_pickled_model_counts_the_steps_of_its_process(tmp_path):
+    layer = quant_linear(config("mxfp4", rounding="stochastic"))
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    layer(normal(4, K)).sum().backward()
+    optimizer.step()
+    saved = pickle.dumps(layer)
+    optimizer.step()
+    twin = pickle.loads(saved)
+    assert twin.quantization.step == 1
+    twin(normal(4, K))
+    assert twin.quantization.step == 1

@@ -4,9 +4,12 @@ import copy
 
 import pytest
 import torch
+from mqo.quant.backend import fake_quantize
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
 from mqo.quant.recipe import Recipe, names
+from mqo.quant.spec import QuantSpec
+from mqo.quant.weights import weights_changed
 from torch import nn
 
 BLOCKS, WIDE, TALL, VOCABULARY = 8, 64, 128, 96
@@ -186,6 +189,7 @@ def test_matrices_that_would_stay_unquantized_are_refused_by_name(model, change,
         ({"exclude": "lm_head"}, "valid: a list"),
         ({"exclude": ["*"]}, "quantizes no layer"),
         ({"recipe": "nvfp4", "blocks": "decoder"}, "'decoder'; valid: layers"),
+        ({"recipe": "mxfp8", "blocks": "decoder"}, "'decoder'; valid: layers"),
     ],
 )
 def test_a_wrong_argument_is_refused_and_changes_nothing(model, arguments, text):
@@ -200,6 +204,72 @@ def test_a_wrong_file_is_refused(model, tmp_path):
     (tmp_path / "mine.toml").write_text('types = { fprop = "mxfp9" }')
     with pytest.raises(ValueError, match=r"mine\.toml: types\.fprop: .*'mxfp9'"):
         quantize_model(model, str(tmp_path / "mine.toml"))
+
+
+def test_a_recipe_of_another_kind_is_refused(model, tmp_path):
+    with pytest.raises(TypeError, match="QuantSpec; valid: Recipe"):
+        quantize_model(model, QuantSpec("mxfp4"))
+    path = tmp_path / "mine.toml"
+    path.write_text('types = { fprop = "mxfp8" }')
+    assert quantize_model(model, path).layers
+
+
+def test_the_seed_of_the_caller_is_used(model, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('types = { fprop = "mxfp8" }\noptions = { seed = 5 }')
+    assert quantize_model(copy.deepcopy(model), path).options.seed == 5
+    assert quantize_model(model, path, seed=7).options.seed == 7
+
+
+def test_weights_are_quantized_in_each_pass_unless_the_cache_is_wanted(model):
+    twin = copy.deepcopy(model)
+    quantize_model(model, "nvfp4")
+    quantize_model(twin, "nvfp4", cache_weights=True)
+    assert model(TOKENS).equal(twin(TOKENS))
+    for either in (model, twin):
+        for weight in either.parameters():
+            weight.data.mul_(1.5)
+    fresh = Model()
+    fresh.load_state_dict(model.state_dict())
+    quantize_model(fresh, "nvfp4")
+    assert model(TOKENS).equal(fresh(TOKENS)) and not twin(TOKENS).equal(fresh(TOKENS))
+    weights_changed()
+    assert twin(TOKENS).equal(fresh(TOKENS))
+
+
+def test_the_head_of_a_wrapped_model_stays_unquantized(model):
+    wrapper = nn.ModuleDict({"model": model})
+    assert "model.lm_head" not in quantize_model(wrapper, "nvfp4").layers
+
+
+def test_a_layer_with_two_names_is_quantized_under_both_or_refused(model):
+    model.layers[3] = model.layers[2]
+    shared = quantize_model(copy.deepcopy(model), "mxfp4")
+    assert "layers.2.up" in shared.layers and "layers.3.up" not in shared.layers
+    with pytest.raises(ValueError, match=r"layers\.2\.up and layers\.3\.up are the same layer"):
+        quantize_model(model, "mxfp4", exclude=["layers.3.*"])
+    assert quantized(model) == set()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_encoder_of_torch_is_quantized_in_evaluation_too():
+    torch.manual_seed(1)
+    layer = nn.TransformerEncoderLayer(WIDE, 4, TALL, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 1).eval()
+    shared = quantize_model(encoder, "mxfp4", exclude=["*.self_attn.*"])
+    with torch.no_grad():
+        encoder(torch.randn(2, 8, WIDE))
+    assert shared.idle_layers() == []
+
+
+def test_a_weight_of_tensor_parallelism_is_refused(one_rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (1,))
+    weight = distribute_tensor(torch.randn(WIDE, WIDE), mesh, [Shard(0)])
+    with pytest.raises(TypeError, match=r"DTensor; valid: torch\.Tensor"):
+        fake_quantize(weight, "mxfp4")
 
 
 def test_two_lists_of_blocks_need_a_name(model):

@@ -68,6 +68,10 @@ def biased(x, context):
     return (4 * x + context.rand() / 2).floor() / 4
 
 
+def toward_zero(x, context):
+    return x.sign() * (4 * x.abs() + 0.8 * context.rand()).floor() / 4
+
+
 def minus_other_rows(x, context):
     return x - x.mean(0)
 
@@ -83,6 +87,7 @@ CASES = [
     (of_memory, {}, "strides have no effect"),
     (halved, {}, "a second rounding to nearest changes nothing"),
     (biased, {"stochastic": True}, "stochastic rounding is unbiased"),
+    (toward_zero, {"stochastic": True}, "stochastic rounding is unbiased"),
     (minus_other_rows, {"independent_rows": True}, "rows are independent"),
     (minus_the_row, {"block": 16}, "blocks are independent"),
 ]

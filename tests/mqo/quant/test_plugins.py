@@ -3,6 +3,7 @@
 import os
 import runpy
 import signal
+import threading
 
 import pytest
 import torch
@@ -204,7 +205,6 @@ def fails(x, context):
         (fails, r"\[4, 72\], in line \d+ of .*test_plugins\.py: ZeroDivisionError: a reason"),
         (lambda x, _: x[:, 1:], r"returned \[4, 71\] for x of fprop, layer layer; valid: .*4, 72"),
         (lambda x, _: 3.0, "returned float"),
-        (lambda x, _: x.mul_(2), "changes x in place"),
         (lambda x, context: x + context.amax, "needs_amax=True"),
         (lambda x, context: x + context.rand(), "stochastic=True"),
     ],
@@ -213,6 +213,24 @@ def test_an_error_names_the_place(result, text):
     returning(result)()
     with pytest.raises(QuantizerError, match=text):
         layer_of("wrong", torch.float32)(normal(4, K))
+
+
+def test_an_error_in_a_library_names_the_line_of_the_function():
+    @quantizer("wrong")
+    def quantize(x, context):
+        return torch.einsum("ij,jk", x, x)
+
+    line = quantize.__code__.co_firstlineno + 2
+    with pytest.raises(QuantizerError, match=rf"line {line} of .*test_plugins\.py"):
+        fake_quantize(normal(4, 32), "wrong")
+
+
+def test_a_decorator_without_a_name_is_refused():
+    with pytest.raises(TypeError, match=r"@quantizer\('name'\)"):
+
+        @quantizer
+        def quantize(x, context):
+            return x
 
 
 @pytest.mark.parametrize(
@@ -257,6 +275,34 @@ def test_codes_are_refused():
         pack(normal(4, 32), QuantSpec("own_mxfp4"))
 
 
+def test_the_tensor_of_the_user_is_not_written_to():
+    @quantizer("writes")
+    def quantize(x, context):
+        x.numpy()[:] = 0
+        return x.mul_(2)
+
+    x = normal(4, 32)
+    assert fake_quantize(x, "writes").eq(0).all() and x.equal(normal(4, 32))
+    returned = quantizer("returns")(lambda x, context: x)
+    assert fake_quantize(x, "returns").data_ptr() != x.data_ptr() and returned
+
+
+def test_a_function_that_is_defined_again_is_used_from_then_on():
+    quantizer("mine")(lambda x, context: x)
+    layer = layer_of("mine", torch.float32, cache_weights=True)
+    x = normal(4, K)
+    before = layer(x)
+    quantizer("mine", stochastic=True)(lambda x, context: 0 * x)
+    assert before.ne(0).any() and layer(x).eq(0).all()
+
+
+def test_inference_mode():
+    own_mxfp4()
+    with torch.inference_mode():
+        x = normal(4, 32)
+        assert fake_quantize(x, "own_mxfp4").equal(fake_quantize(x, "mxfp4"))
+
+
 def rounded_in_pieces(independent):
     @quantizer("pieces", stochastic=True, needs_amax=True, independent_rows=independent)
     def quantize(x, context):
@@ -278,6 +324,37 @@ def test_pieces_with_other_alphas_are_refused():
 
     with pytest.raises(QuantizerError, match="independent_rows=False"):
         fake_quantize(normal(3000, K), "wrong")
+
+
+def test_a_nan_is_the_same_alpha_in_all_pieces():
+    @quantizer("scaled", independent_rows=True, needs_amax=True)
+    def quantize(x, context):
+        return x, context.amax
+
+    x = normal(3000, K)
+    x[0, 0] = torch.nan
+    assert fake_quantize(x, "scaled").isnan().all()
+
+
+def test_a_quantizer_in_pieces_may_call_another():
+    @quantizer("inner", block=4096, independent_rows=True)
+    def inner(x, context):
+        return x.round()
+
+    @quantizer("outer", independent_rows=True)
+    def outer(x, context):
+        return fake_quantize(x, "inner")
+
+    assert fake_quantize(normal(3000, K), "outer").equal(normal(3000, K).round())
+
+
+def test_the_threads_of_torch_stay_as_many():
+    before, counts = torch.get_num_threads(), []
+    rounded_in_pieces(True)
+    thread = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert counts == [torch.get_num_threads()] == [before]
 
 
 def test_an_error_on_a_thread_names_the_place():

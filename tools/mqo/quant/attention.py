@@ -18,6 +18,7 @@ from mqo.quant.quantization import ModelQuantization
 
 NAME = "mqo"
 QUANTIZATION = "mqo_quantization"
+_CHOICE = "_attn_implementation_internal"  # of a configuration
 # Arguments of some models that change the scores, which this function does not compute.
 _UNKNOWN = ("softcap", "s_aux", "position_bias", "head_mask")
 
@@ -41,15 +42,26 @@ def select(model: Any, quantization: ModelQuantization) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
+    modules = attention_modules(model)
+    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "config")}
+    before = [(config, getattr(config, _CHOICE, None)) for config in configs.values()]
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
     model.set_attn_implementation(NAME)
-    if model.config._attn_implementation != NAME:
+    others = [
+        name
+        for name, module in modules.items()
+        if getattr(getattr(module, "config", model.config), _CHOICE, None) != NAME
+    ]
+    if others or not modules or getattr(model.config, _CHOICE, None) != NAME:
+        for config, choice in before:
+            setattr(config, _CHOICE, choice)
         raise ValueError(
-            f"transformers cannot replace the attention of {type(model).__name__}; valid: models "
-            "whose attention is in its AttentionInterface, or qk and pv 'none'"
+            f"transformers cannot replace the attention of {type(model).__name__}"
+            f"{': ' if others else ''}{', '.join(others[:3])}; valid: models whose attention is in "
+            "its AttentionInterface, or qk and pv 'none'"
         )
-    for name, module in attention_modules(model).items():
+    for name, module in modules.items():
         setattr(module, QUANTIZATION, quantization)
         setattr(module, LABEL, name)
 
@@ -98,7 +110,7 @@ def _compute(
     dropout: float,
 ) -> tuple[Tensor, Tensor]:
     quantization: ModelQuantization = getattr(module, QUANTIZATION)
-    quantization.begin_pass(getattr(module, LABEL))
+    quantization.begin_pass(module)
     device = inputs[0].device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

@@ -11,7 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+from torch.utils._python_dispatch import (
+    is_in_torch_dispatch_mode,
+    is_traceable_wrapper_subclass,
+)
 
 from mqo.quant.formats import REFERENCE_TYPES, check_choice, check_seed, tensor_types
 from mqo.quant.plugin_calls import call
@@ -67,7 +70,7 @@ def fake_quantize(
     Inf (docs/formats.md). With torch.set_flush_denormal(True) the CPU reads subnormals as zeros.
 
     Raises:
-        TypeError: `x` has another dtype.
+        TypeError: `x` has another dtype, or is a DTensor or another wrapper of tensors.
         ValueError: an argument is invalid; the text names the valid ones.
         RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
     """
@@ -111,6 +114,11 @@ def _rounded(
 
 def check_arguments(x: Tensor, spec: QuantSpec, axis: int, seed: int | None) -> None:
     """Check the arguments of `fake_quantize`; raise what it raises."""
+    if is_traceable_wrapper_subclass(x) and not is_fake(x):
+        raise TypeError(
+            f"cannot quantize a {type(x).__name__}; valid: torch.Tensor, such as the local part. "
+            "Quantized layers work with DDP and FSDP, but not with tensor parallelism by DTensor"
+        )
     if x.dtype not in DTYPES:
         raise TypeError(f"cannot quantize {x.dtype}; valid: {', '.join(map(str, DTYPES))}")
     if x.dim():

@@ -27,8 +27,12 @@ class FormatError:
 
     @property
     def label(self) -> str:
-        """The type, with its tile."""
-        return f"{self.spec.quant_type} {self.spec.tile_text}"
+        """The type, with its tile, and the choices that are not its defaults."""
+        default = QuantSpec(self.spec.quant_type)
+        names = ("scale_rule", "rounding", "overflow", "tensor_scale")
+        others = [name for name in names if getattr(self.spec, name) != getattr(default, name)]
+        words = [n if n == "tensor_scale" else str(getattr(self.spec, n)) for n in others]
+        return " ".join([self.spec.quant_type, self.spec.tile_text, *words])
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,9 @@ class Comparison:
     errors: tuple[FormatError, ...]
 
     def __str__(self) -> str:
-        head = f"{'type':17}{'tile':9}{'SQNR dB':>8}{'underflow %':>13}{'saturation %':>14}"
-        return "\n".join([head, *map(_line, self.errors)])
+        width = max(26, *(len(error.label) + 2 for error in self.errors))
+        head = f"{'format':{width}}{'SQNR dB':>8}{'underflow %':>13}{'saturation %':>14}"
+        return "\n".join([head, *(_line(error, width) for error in self.errors)])
 
     def plot(self, axes: Axes | None = None) -> Axes:
         """Draw a bar of the SQNR of each format, the best one first; needs matplotlib.
@@ -55,7 +60,9 @@ class Comparison:
         bars = sorted((bar for bar in bars if abs(bar[0]) < float("inf")), key=lambda bar: bar[0])
         labels, values = [error.label for _, error in bars], [value for value, _ in bars]
         colors = [format_of(error.spec.quant_type).light for _, error in bars]
-        axes.bar_label(axes.barh(labels, values, color=colors), fmt="%.1f", padding=3)
+        bars_drawn = axes.barh(range(len(values)), values, color=colors)
+        axes.bar_label(bars_drawn, fmt="%.1f", padding=3)
+        axes.set_yticks(range(len(values)), labels)
         axes.set_xlabel("SQNR (dB)")
         axes.margins(x=0.1)
         return axes
@@ -81,7 +88,7 @@ def sqnr(x: Tensor, spec: QuantSpec | str, *, axis: int = -1, seed: int | None =
 
 def compare_formats(
     x: Tensor,
-    specs: Iterable[QuantSpec | str] | None = None,
+    specs: Iterable[QuantSpec | str] | QuantSpec | str | None = None,
     *,
     axis: int = -1,
     seed: int | None = None,
@@ -90,13 +97,15 @@ def compare_formats(
 
     Args:
         x: float32, bfloat16 or float16, of any shape.
-        specs: formats, or their names; None for all formats, with their default choices.
+        specs: formats, or their names, or one; None for all formats, with their defaults.
         axis: the axis along which blocks run.
         seed: for stochastic rounding.
 
     Raises:
         TypeError, ValueError: those of `fake_quantize`.
     """
+    if isinstance(specs, str | QuantSpec):
+        specs = [specs]
     return Comparison(tuple(error_of(x, spec, axis=axis, seed=seed) for spec in specs or FORMATS))
 
 
@@ -112,10 +121,9 @@ def error_of(
     return FormatError(spec, Measurement.from_sums(key, sums.flat().tolist()))
 
 
-def _line(error: FormatError) -> str:
+def _line(error: FormatError, width: int) -> str:
     measurement = error.measurement
     decibels = "-" if measurement.sqnr_db is None else f"{measurement.sqnr_db:.2f}"
     shares = (measurement.underflow, measurement.saturation)
     underflow, saturation = (f"{100 * share:.4f}" for share in shares)
-    name = f"{error.spec.quant_type:17}{error.spec.tile_text:9}"
-    return f"{name}{decibels:>8}{underflow:>13}{saturation:>14}"
+    return f"{error.label:{width}}{decibels:>8}{underflow:>13}{saturation:>14}"

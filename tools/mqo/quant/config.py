@@ -20,7 +20,7 @@ from mqo.quant.operand_table import (
     rule_for,
 )
 from mqo.quant.options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
-from mqo.quant.plugins import PLUGINS
+from mqo.quant.plugins import PLUGINS, registrations
 from mqo.quant.schedule import Phase, Schedule, parse_schedule
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
 
@@ -33,7 +33,7 @@ def _memoized(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[
 
     @functools.wraps(method)
     def remembered(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        key = (method.__name__, args, *kwargs.items())
+        key = (method.__name__, registrations(), args, *kwargs.items())
         if key not in self.memo:
             self.memo[key] = method(self, *args, **kwargs)
         result: T = self.memo[key]

@@ -53,6 +53,8 @@ class QuantLinear(nn.Linear):
 
     def _attach(self, quantization: ModelQuantization, name: str) -> None:
         self.quantization = quantization
+        # With a hook, torch.nn.TransformerEncoderLayer calls the layer, also in evaluation.
+        self.register_forward_pre_hook(_do_nothing)
         setattr(self, LABEL, name)
 
     @property
@@ -81,8 +83,12 @@ class QuantLinear(nn.Linear):
         return f"{super().extra_repr()}, {', '.join(f'{s}={t}' for s, t in types.items())}"
 
 
+def _do_nothing(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
+    pass
+
+
 def _apply(layer: QuantLinear, x: Tensor) -> Tensor:
-    layer.quantization.begin_pass(layer.name)
+    layer.quantization.begin_pass(layer)
     operands: list[Tensor | None] = [x, layer.weight, layer.bias]
     if torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
@@ -101,10 +107,14 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: QuantLinear
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.layer = layer
         operands = layer.operands("fprop")
-        operands.save(ctx, x, weight, x)
+        if needs_weight:
+            operands.save(ctx, x, weight, x)
+        else:
+            layer.quantization.micro_batches.keep(ctx)
         with torch.autocast(x.device.type, enabled=False):
             product = operands.product(torch.matmul)
             output: Tensor = product(operands.lhs(x), operands.rhs(weight).t())

@@ -45,6 +45,10 @@ class MicroBatches:
         self._now = counts[layer]
         counts[layer] += 1
 
+    def begin_uncounted(self) -> None:
+        """Start a forward pass that is not part of a step; it draws as micro-batch 0."""
+        self._now = 0
+
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Do not count forward passes in this block, so that it does not change later numbers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -18,7 +19,7 @@ from mqo.quant.operand_table import LayerRule
 from mqo.quant.quantization import ModelQuantization
 from mqo.quant.recipe import LINEAR_SITES, Recipe, names
 
-# Names of an LM head in models without `get_output_embeddings`.
+# Last parts of the names of LM heads in models without `get_output_embeddings`.
 _HEADS = ("lm_head", "output_layer")
 # Modules whose matrices are not operands of a product of activations.
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
@@ -26,14 +27,15 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)
 
 def quantize_model(
     model: nn.Module,
-    recipe: Recipe | str,
+    recipe: Recipe | str | os.PathLike[str],
     *,
     include: Sequence[str] = ("*",),
     exclude: Sequence[str] = (),
     qk: str = NONE,
     pv: str = NONE,
     blocks: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
+    cache_weights: bool = False,
 ) -> ModelQuantization:
     """Quantize the linear layers of `model`, and its attention, in place.
 
@@ -49,41 +51,53 @@ def quantize_model(
         qk, pv: the types of attention's two products, for models of transformers; see attention.py.
         blocks: the name of the list of transformer blocks, 'model.layers', for recipes that leave
             the first or last ones unquantized; None for the only such list.
-        seed: the seed of stochastic rounding and random signs.
+        seed: the seed of stochastic rounding and random signs; None for the recipe's, or 0.
+        cache_weights: whether to quantize a weight once per optimizer step, as runs with some
+            recipes do. Code that changes weights in another way must then call `weights_changed`.
 
     Returns:
         The options, the step and the records of the model's quantizers. Its `layers` are the names
         of the quantized layers.
 
     Raises:
+        TypeError: `recipe` is neither a recipe nor a name.
         ValueError: a pattern matches no layer, a module of another class has matrices (name it in
-            `exclude`), a name is unknown, or the blocks are ambiguous; nothing was changed then.
+            `exclude`), a name is unknown, the blocks are ambiguous, or a layer with several names
+            would be both quantized and not. Nothing was changed then.
         FileNotFoundError: FILE.toml does not exist.
     """
     for quant_type in (qk, pv):
         check_type(quant_type)
-    chosen = recipe if isinstance(recipe, Recipe) else _recipe(recipe)
+    chosen = _recipe(recipe)
     layers = dict(_layers(model))
     attention = attention_modules(model) if {qk, pv} != {NONE} else {}
     _check_patterns("include", include, [*layers, *attention])
     _check_patterns("exclude", exclude, [*layers, *attention])
+    if blocks is not None:
+        _blocks(model, blocks, layers)
     own = chosen.config()
+    left_out = [name for name in attention if not _is_chosen(name, include, exclude)]
+    if attention and len(left_out) == len(attention):
+        raise ValueError("include and exclude leave out all attention; valid: qk and pv 'none'")
     options = replace(
         own,
         asked={**own.asked, "qk": qk, "pv": pv},
         rules=_rules(model, chosen, blocks, layers),
-        exclude=tuple(
-            f"{ATTENTION}:{name}" for name in attention if not _is_chosen(name, include, exclude)
-        ),
-        seed=chosen.options.get("seed", seed),
+        exclude=tuple(f"{ATTENTION}:{name}" for name in left_out),
+        seed=own.seed if seed is None else seed,
+        cache_weights=cache_weights,
     )
-    selected = {
-        name: module for name, module in layers.items() if _is_chosen(name, include, exclude)
-    }
-    quantized = _linear({n: m for n, m in selected.items() if _types(options, n) != {NONE}})
+    quantized = _linear(
+        {
+            name: module
+            for name, module in layers.items()
+            if _is_chosen(name, include, exclude) and _types(options, name) != {NONE}
+        }
+    )
     if not quantized:
         raise ValueError(f"{chosen.label} quantizes no layer of {type(model).__name__}")
-    shared = ModelQuantization(options, quantized)
+    quantized = _without_aliases(quantized, layers)
+    shared = ModelQuantization(options, quantized, attention.keys() - left_out)
     if {qk, pv} != {NONE}:
         select(model, shared)
     for name, module in quantized.items():
@@ -91,8 +105,13 @@ def quantize_model(
     return shared
 
 
-def _recipe(name: str) -> Recipe:
-    """Return the recipe of that name, of FILE.toml, or of a type; ValueError lists the names."""
+def _recipe(recipe: Recipe | str | os.PathLike[str]) -> Recipe:
+    """Return the recipe, that of a name or of FILE.toml, or one of a type."""
+    if isinstance(recipe, Recipe):
+        return recipe
+    if not isinstance(recipe, str | os.PathLike):
+        raise TypeError(f"recipe is a {type(recipe).__name__}; valid: Recipe, a name or FILE.toml")
+    name = os.fspath(recipe)
     if name.endswith(".toml") or name in names():
         return Recipe.load(name)
     named = tuple(kind for kind in types() if kind not in (NONE, "mixed"))
@@ -104,7 +123,7 @@ def _recipe(name: str) -> Recipe:
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield (name, module) of linear layers, and of each matrix of other modules but lookups."""
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):
         if _is_plain(module):
             yield name, module
         elif not isinstance(module, _LOOKUPS):
@@ -148,6 +167,22 @@ def _linear(layers: dict[str, nn.Module]) -> dict[str, nn.Linear]:
     return plain
 
 
+def _without_aliases(
+    quantized: dict[str, nn.Linear], layers: dict[str, nn.Module]
+) -> dict[str, nn.Linear]:
+    """Return each layer under its first name; ValueError if not all its names are quantized."""
+    first: dict[nn.Module, str] = {}
+    for name, linear in quantized.items():
+        first.setdefault(linear, name)
+    for name, module in layers.items():
+        if module in first and name not in quantized:
+            raise ValueError(
+                f"{first[module]} and {name} are the same layer, and only the first would be "
+                "quantized; valid: patterns and a recipe that treat both alike"
+            )
+    return {name: quantized[name] for name in first.values()}
+
+
 def _rules(
     model: nn.Module, recipe: Recipe, blocks: str | None, layers: Iterable[str]
 ) -> tuple[LayerRule, ...]:
@@ -161,8 +196,8 @@ def _rules(
         path, count = _blocks(model, blocks, layers)
         for block in rule.blocks(count):
             rules.append(LayerRule(f"{LINEAR}:{path}.{block}.*", rule.quant_type))
-    if not recipe.output_layer and (head := _head(model)):
-        rules.append(LayerRule(f"{LINEAR}:{head}", NONE))
+    if not recipe.output_layer:
+        rules += [LayerRule(f"{LINEAR}:{head}", NONE) for head in _heads(model)]
     return tuple(rules)
 
 
@@ -192,10 +227,13 @@ def _blocks(model: nn.Module, name: str | None, layers: Iterable[str]) -> tuple[
     return name, lists[name]
 
 
-def _head(model: Any) -> str | None:
-    """Return the name of the LM head: transformers' output embeddings, or a child's name."""
-    get = getattr(model, "get_output_embeddings", None)
-    head = get() if get else None
-    if head is None:
-        return next((name for name, _ in model.named_children() if name in _HEADS), None)
-    return next((name for name, module in model.named_modules() if module is head), None)
+def _heads(model: nn.Module) -> Iterator[str]:
+    """Yield the names of LM heads: transformers' output embeddings, and those of _HEADS."""
+    outputs = set()
+    for module in model.modules():
+        get: Any = getattr(module, "get_output_embeddings", None)
+        if get is not None:
+            outputs.add(get())
+    for name, module in model.named_modules(remove_duplicate=False):
+        if module in outputs or name.rpartition(".")[2] in _HEADS:
+            yield name

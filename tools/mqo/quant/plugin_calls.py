@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
+import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +17,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from mqo.quant.formats import QUANT_TYPES
-from mqo.quant.plugins import PLUGINS, Plugin
+from mqo.quant.plugins import PLUGINS, Plugin, register_plugin
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import RANDOM_BITS, draws
 from mqo.quant.tensor_amax import largest
+from mqo.quant.weights import weights_changed
 
 _PIECE = 2**15  # elements of a piece, which stay in a core's cache
+_worker = threading.local()
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,14 +109,19 @@ def quantizer(
 
     Raises:
         ValueError: an argument is invalid, or the name is that of another type.
+        TypeError: the name is missing.
     """
+
+    if not isinstance(name, str):
+        raise TypeError(f"the name of a quantizer is {name!r}; valid: @quantizer('name')")
 
     def register(function: F) -> F:
         if name in QUANT_TYPES:
             raise ValueError(f"'{name}' is the name of a type of mqo; valid: another name")
-        PLUGINS[name] = Plugin(
-            name, function, block, square, needs_amax, stochastic, independent_rows
+        register_plugin(
+            Plugin(name, function, block, square, needs_amax, stochastic, independent_rows)
         )
+        weights_changed()  # cached ones may have been rounded by an older function
         return function
 
     return register
@@ -138,6 +147,8 @@ def call(
     plugin = PLUGINS[spec.quant_type]
     rows = _rows(x, axis)
     padded = _padded(rows.float(), plugin.block, spec.tile)
+    if padded.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
+        padded = padded.clone()  # a function may write to its argument
     random = None
     if plugin.stochastic:
         assert seed is not None  # `check_arguments` checks it
@@ -157,26 +168,37 @@ def call(
 def _rounded(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
     """Return the values and alpha of `x`, in pieces on threads where that is faster."""
     size = max(1, _PIECE // max(1, x.shape[1]))
-    whole = context.tile == "square" or not plugin.independent_rows or x.device.type != "cpu"
-    if whole or x.shape[0] <= size:
+    in_pieces = plugin.independent_rows and context.tile == "row" and x.device.type == "cpu"
+    if not in_pieces or x.shape[0] <= size or getattr(_worker, "is_one", False):
         return _result(plugin, x, context)
     starts = range(0, x.shape[0], size)
     pieces = [(x[i : i + size], context.of_rows(slice(i, i + size))) for i in starts]
     results = list(_threads().map(lambda piece: _result(plugin, *piece), pieces))
-    alphas = {alpha for _, alpha in results}
+    alphas = {repr(alpha): alpha for _, alpha in results}  # a NaN equals itself
     if len(alphas) > 1:
         raise QuantizerError(
             f"the quantizer {plugin.name} returned several alphas for {context.describe()}; valid: "
             "the same for all rows, or independent_rows=False"
         )
-    return torch.cat([values for values, _ in results]), alphas.pop()
+    return torch.cat([values for values, _ in results]), results[0][1]
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
     """Return as many threads as torch has, in which an operation of torch uses one."""
     count = torch.get_num_threads()
-    return ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,))
+    started = threading.Barrier(count + 1)
+    pool = ThreadPoolExecutor(count, initializer=_start_worker)
+    for _ in range(count):
+        pool.submit(started.wait)
+    started.wait()
+    torch.set_num_threads(count)  # the workers changed it for threads that start later, too
+    return pool
+
+
+def _start_worker() -> None:
+    _worker.is_one = True
+    torch.set_num_threads(1)
 
 
 # A forked process has none of these threads.
@@ -198,17 +220,15 @@ def _padded(x: Tensor, block: int | None, tile: str) -> Tensor:
 
 def _result(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
     """Return the values and alpha that the function returns, checked."""
-    version = x._version
     try:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             result = plugin.function(x, context)
-        if x._version != version:
-            raise QuantizerError("it changes x in place; valid: a new tensor")
     except Exception as error:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if f.filename == inspect.getfile(plugin.function)] or frames
         raise QuantizerError(
             f"the quantizer {plugin.name} failed on {context.describe()}, {list(x.shape)}, in line "
-            f"{last.lineno} of {last.filename}: {type(error).__name__}: {error}"
+            f"{own[-1].lineno} of {own[-1].filename}: {type(error).__name__}: {error}"
         ) from error
     values, alpha = result if isinstance(result, tuple) else (result, 1.0)
     if not isinstance(values, Tensor) or values.shape != x.shape:

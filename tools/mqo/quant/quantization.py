@@ -2,10 +2,15 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import Module
 
 from mqo.quant import weights
 from mqo.quant.config import QuantConfig, current
-from mqo.quant.formats import LINEAR, SITES
+from mqo.quant.formats import ATTENTION, LINEAR, SITES
+from mqo.quant.labels import LABEL
 from mqo.quant.measurement import Measurement
 from mqo.quant.micro_batches import MicroBatches
 from mqo.quant.progress import PROGRESS, Progress
@@ -70,13 +75,27 @@ class ModelQuantization(Quantization):
 
     Args:
         options: the types of the sites, and how they are quantized.
-        layers: the names of the quantized layers.
+        layers: the names of the quantized linear layers.
+        attention: the names of modules that may call quantized attention.
     """
 
-    def __init__(self, options: QuantConfig, layers: Iterable[str] = ()) -> None:
+    def __init__(
+        self, options: QuantConfig, layers: Iterable[str] = (), attention: Iterable[str] = ()
+    ) -> None:
         super().__init__(options, Progress(), Recorder())
-        self.layers = tuple(layers)
+        self.layers, self._attention = tuple(layers), tuple(sorted(attention))
         self._epoch: int | None = weights.epoch()
+
+    @property
+    def step(self) -> int:
+        """The number of completed steps."""
+        self._count_step()
+        return self.progress.step
+
+    def _count_step(self) -> None:
+        if self._epoch is not None and self._epoch != (epoch := weights.epoch()):
+            self._epoch = epoch
+            self.progress.set_step(self.progress.step + 1)
 
     def set_step(self, step: int, total: int | None = None) -> None:
         """Set the number of completed steps, for example of a resumed training, and their total.
@@ -86,13 +105,29 @@ class ModelQuantization(Quantization):
         self._epoch = None
         self.progress.set_step(step, total)
 
-    def begin_pass(self, layer: str) -> None:
-        """Start a forward pass of a layer, the first one of a step or a further micro-batch."""
-        if self._epoch is not None and self._epoch != (epoch := weights.epoch()):
-            self._epoch = epoch
-            self.progress.set_step(self.progress.step + 1)
-        if self.options.is_random:
-            self.micro_batches.begin(layer)
+    def begin_pass(self, layer: Module) -> None:
+        """Start a forward pass of a layer, the first one of a step or a further micro-batch.
+
+        Passes of an evaluation, in eval mode and without gradients, all draw the same numbers and
+        are not counted.
+        """
+        self._count_step()
+        if not self.options.is_random:
+            return
+        if layer.training or torch.is_grad_enabled():
+            self.micro_batches.begin(getattr(layer, LABEL))
+        else:
+            self.micro_batches.begin_uncounted()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state for copies and pickles, whose process counts other steps."""
+        self._count_step()
+        return dict(vars(self))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self._epoch is not None:
+            self._epoch = weights.epoch()
 
     def types_of(self, layer: str) -> dict[str, str]:
         """Return {site: type} of a linear layer at this step."""
@@ -118,6 +153,12 @@ class ModelQuantization(Quantization):
             measurements += self.recorder.end_step()
 
     def idle_layers(self) -> list[str]:
-        """Return the quantized layers whose GEMMs never ran: another function multiplies them."""
-        ran = {record.layer for record in self.records()}
-        return [name for name in self.layers if name not in ran]
+        """Return the layers whose GEMMs never ran: another function multiplies them."""
+        ran = {kind: set[str]() for kind in (LINEAR, ATTENTION)}
+        for record in self.records():
+            ran[SITES[record.site].layer].add(record.layer)
+        idle = [name for name in self.layers if name not in ran[LINEAR]]
+        for name in self._attention:  # it may contain the one that runs
+            if not any(f"{layer}.".startswith(f"{name}.") for layer in ran[ATTENTION]):
+                idle.append(name)
+        return idle

@@ -6,6 +6,7 @@ A run's quant.toml has the resolved recipe; operand_table.py reads it. Needs pyd
 from __future__ import annotations
 
 import hashlib
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -232,13 +233,14 @@ class Recipe(FrozenModel):
         return tuple(name for name in INGREDIENTS if name in ingredients)
 
     @classmethod
-    def load(cls, name: str) -> Recipe:
+    def load(cls, name: str | os.PathLike[str]) -> Recipe:
         """Return the recipe of that name, or of FILE.toml.
 
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: there is no such name, or the file is not a valid recipe; the text says why.
         """
+        name = os.fspath(name)
         path = path_of(name)
         try:
             return cls.from_table(name, tomllib.loads(path.read_text(encoding="utf-8")))
