@@ -100,6 +100,7 @@ ELSEWHERE = {
     **dict.fromkeys(("apply", "restore", "vendor"), "tests/mqo/overlay/test_transaction.py"),
     **dict.fromkeys(("verify", "setup"), "they write a tree, as apply does, and as data does"),
     **dict.fromkeys(("eval", "generate", "stats"), "they print, as coverage does"),
+    "plugin": "it writes one file, as plot does, and prints",
     "rerun": "it trains, as train_config.py does",
     "adopt": "tests/mqo/overlay/quant_types/test_adopt.py: a step that fails",
     "track": "tests/mqo/track: a run's own folder, and its tracker's",

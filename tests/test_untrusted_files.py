@@ -61,6 +61,7 @@ REASONS = {
         "setup.py::BuildWithBundle.run",
         "tools/bootstrap.py::_constraints",
         "tools/bootstrap.py::_fingerprint x2",
+        f"{T}commands/plugin.py::new",
         f"{T}launch/export.py::export",
         f"{T}launch/hf_config.py::keys_without_effect x2",
         f"{T}launch/prepare.py::_place_programs x2",
@@ -175,6 +176,9 @@ REASONS = {
     "packs for writing, links as links": [f"{T}track/content.py::pack x2"],
     "opens a run at a tracker, not a file": [f"{T}track/session.py::Session.__init__"],
     "a file that the caller of the library names, in Python": [f"{Q}recipe.py::Recipe.load x2"],
+    "code of the user, which the command or the caller names to run": [
+        f"{Q}plugin_file.py::load_quantizers",
+    ],
     "runs without this package, next to a folder that its user exported": [
         "Megatron-LM/tools/dequantize.py::",
         "Megatron-LM/tools/dequantize.py::write x4",

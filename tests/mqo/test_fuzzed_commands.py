@@ -66,6 +66,8 @@ SOUND = f"""
     mqo perf: --compare one other
     mqo plot: one other -o new.png
     mqo plot: other --operands -o new.svg
+    mqo plugin check: mine.py --json
+    mqo plugin new: made.py
     mqo recipe list: --json
     mqo recipe show: nvfp4 --without hadamard
     mqo report: one other -o made --tolerance 1
@@ -204,7 +206,7 @@ PROGRAMS_OF_A_TREE = [
     f"tools/{name}.py"
     for name in (
         *("check_run", "coverage", "evaluate", "generate", "convert", "pack", "tensor_stats"),
-        *("preprocess_data", "simulate"),
+        *("preprocess_data", "simulate", "check_quantizer"),
     )
 ]
 # The sites that the tree in miniature lacks.
@@ -242,7 +244,7 @@ def fill(place):
         (place / name).mkdir()
         if "check" in name:
             (place / name / "latest_checkpointed_iteration.txt").write_text("release")
-    for name in ("empty.txt", "dump.safetensors"):
+    for name in ("empty.txt", "dump.safetensors", "mine.py"):
         (place / name).write_text("")
     (place / "text.jsonl").write_text('{"text": "w2 w3"}\n{"text": 3}\n')
     (place / "script.sh").write_text(f"python3 train_config.py {LARGE} --quantization mxfp8\n")

@@ -20,6 +20,7 @@ TARGETS = {
     ("plot", "out"): lambda link: ["plot", "nothing", "-o", f"{link}.png"],
     ("report", "out"): lambda link: ["report", "nothing", "-o", link],
     ("simulate", "page"): lambda link: ["simulate", SIMULATED, "--device", "h200", "-o", link],
+    ("plugin new", "target"): lambda link: ["plugin", "new", link],
     ("snapshot", "target"): lambda link: ["snapshot", link],
     ("diff", "export"): lambda link: ["diff", "--export", link],
     ("convert hf-to-megatron", "target"): lambda link: ["convert", "hf-to-megatron", "x", link],

@@ -26,6 +26,7 @@ from mqo.commands.generate import generate
 from mqo.commands.matrix import matrix
 from mqo.commands.perf import perf
 from mqo.commands.plot import plot
+from mqo.commands.plugin import plugin
 from mqo.commands.recipe import recipe
 from mqo.commands.report import report
 from mqo.commands.rerun import rerun
@@ -57,7 +58,7 @@ for _command in (generate, sweep, report, perf):
 app.command(cls=PassesOn, context_settings=ANY_WORDS)(simulate)
 for _command in (track, setup, doctor, stats, plot, rerun, coverage, export):
     app.command()(_command)
-for _group in (matrix, convert, data, recipe):
+for _group in (matrix, convert, data, recipe, plugin):
     app.add_typer(_group)
 
 

@@ -24,6 +24,7 @@ from mqo.quant.plugin_calls import QuantizerContext as QuantizerContext
 from mqo.quant.plugin_calls import QuantizerError as QuantizerError
 from mqo.quant.plugin_calls import quantizer as quantizer
 from mqo.quant.plugin_check import check_quantizer as check_quantizer
+from mqo.quant.plugin_file import load_quantizers as load_quantizers
 from mqo.quant.quantization import ModelQuantization as ModelQuantization
 from mqo.quant.recipe import Recipe as Recipe
 from mqo.quant.source import site_types as site_types

@@ -20,6 +20,11 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BLOCKS = range(1, 4097)
 
 
+def is_name(name: str) -> bool:
+    """Return whether a quantizer may have this name."""
+    return _NAME.fullmatch(name) is not None
+
+
 @dataclass(frozen=True)
 class Plugin:
     """A quantizer and what it declares; `plugin_calls.quantizer` explains the fields."""
@@ -37,7 +42,7 @@ class Plugin:
     light = "#808080"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+        if not is_name(self.name):
             raise ValueError(
                 f"invalid name {self.name!r} of a quantizer; valid: lower-case letters, digits and "
                 "_, beginning with a letter"
