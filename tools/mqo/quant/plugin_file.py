@@ -35,8 +35,8 @@ def load_quantizers(file: str | os.PathLike[str]) -> list[str]:
         try:
             spec.loader.exec_module(module)
         except Exception as error:
-            found = f"{path} cannot be run{_line(error, path)}"
-            raise QuantizerError(f"{found}: {_text(error)}") from error
+            refusal = f"{path} cannot be run{_line(error, path)}"
+            raise QuantizerError(f"{refusal}: {_text(error)}") from error
     names = [name for name, plugin in PLUGINS.items() if before.get(name) is not plugin]
     if not names:
         raise QuantizerError(f"{path} registers no quantizer; valid: a function with @quantizer")
