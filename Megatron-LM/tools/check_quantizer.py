@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def checked(file: Path) -> dict[str, Any]:
-    """Return the reports of the file's quantizers."""
+    """Return a report for each quantizer in the file."""
     from mqo.quant.plugin_check import check_quantizer
     from mqo.quant.plugin_file import load_quantizers
 

@@ -83,13 +83,11 @@ def axis_of(name: str) -> int:
 
 def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
     """Yield a row for every format and each of its choices, with the format's default rounding."""
-    from mqo.quant.backend import fake_quantize
-    from mqo.quant.measurement import Measurement, measure
+    from mqo.quant.comparison import error_of
 
     for spec in specs():
         own = asdict(spec) | ({} if spec.format.is_mx else {"scale_rule": None})
-        sums = measure(x, fake_quantize(x, spec, axis=axis), spec, axis)
-        measurement = Measurement.from_sums(("", "", "", spec.quant_type), sums.flat().tolist())
+        measurement = error_of(x, spec, axis=axis).measurement
         shares = {"underflow": measurement.underflow, "saturation": measurement.saturation}
         yield own | {"sqnr_db": measurement.sqnr_db} | shares
 

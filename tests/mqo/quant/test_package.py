@@ -10,6 +10,7 @@ FOLDER = Path(quant.__file__).parent
 MODULES = sorted(FOLDER.rglob("*.py"))
 # What the fast implementations compile with, numpy, which numba requires, and what others need.
 OTHERS = {
+    "frozen_model.py": {"pydantic"},
     "recipe.py": {"pydantic"},
     "attention.py": {"transformers"},
     "comparison.py": {"matplotlib"},

@@ -7,10 +7,11 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import model_validator
 
 from mqo.errors import UnknownNameError
 from mqo.quant import formats
+from mqo.quant.frozen_model import FrozenModel
 
 HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -29,12 +30,6 @@ ALL = "all"
 # Shrunk sizes are multiples of this if possible, so that MX blocks of this length are complete. It
 # does not depend on the formats, so that a new format does not change the models.
 BLOCK = 32
-
-
-class FrozenModel(BaseModel):
-    """A frozen model without extra keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class NamedRow(FrozenModel):

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mqo.quant.formats import NONE
-from mqo.quant.gemms import GemmOperands, operands_of
+from mqo.quant.autocast import autocasted
+from mqo.quant.gemms import model_operands
 from mqo.quant.labels import LABEL
 from mqo.quant.quantization import ModelQuantization
 
@@ -111,14 +111,10 @@ def _compute(
 ) -> tuple[Tensor, Tensor]:
     quantization: ModelQuantization = getattr(module, QUANTIZATION)
     quantization.begin_pass(module)
-    device = inputs[0].device.type
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        inputs = (inputs[0].to(dtype), inputs[1].to(dtype), inputs[2].to(dtype))
-    queries, keys, values = map(_tokens_first, inputs)
+    queries, keys, values = (_tokens_first(x) for x in autocasted(*inputs) if x is not None)
     batch, heads = inputs[0].shape[:2]
-    with torch.autocast(device, enabled=False):
-        qk = _operands(module, "qk")
+    with torch.autocast(queries.device.type, enabled=False):
+        qk = model_operands("qk", module, quantization)
         multiply = qk.product(torch.baddbmm)
         left, right = qk.lhs(queries), _repeated(qk.rhs(keys), batch * heads)
         buffer = left.new_empty(())  # its factor is 0
@@ -128,16 +124,11 @@ def _compute(
             scores = scores + mask[..., : scores.shape[-1]]
         probs = torch.softmax(scores, dim=-1, dtype=torch.float32).to(left.dtype)
         probs = nn.functional.dropout(probs, dropout, training=module.training)
-        pv = _operands(module, "pv")
+        pv = model_operands("pv", module, quantization)
         multiply = pv.product(torch.bmm)
         left, right = pv.lhs(probs.flatten(0, 1)), _repeated(pv.rhs(values), batch * heads)
         context = multiply(left, right.transpose(0, 1)).unflatten(0, (batch, heads))
     return context.transpose(1, 2).contiguous(), probs
-
-
-def _operands(module: nn.Module, site: str) -> GemmOperands:
-    quantization: ModelQuantization = getattr(module, QUANTIZATION)
-    return operands_of(site, quantization.options.asked.get(site, NONE), module, quantization)
 
 
 # Counters and alphas are read in Python.

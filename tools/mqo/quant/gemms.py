@@ -328,25 +328,24 @@ def gemm_operands(site: str, quant_type: str, owner: object) -> GemmOperands:
     Raises:
         ValueError: the site or the type is unknown; the text names the valid ones.
     """
-    return counted_operands(site, quant_type, owner, PROCESS)
+    if site in _FIRST and PROCESS.options.is_random:
+        PROCESS.micro_batches.begin(getattr(owner, LABEL, UNLABELED))
+    return operands_of(site, quant_type, owner)
 
 
-def counted_operands(
-    site: str, quant_type: str, owner: object, quantization: Quantization
-) -> GemmOperands:
-    """Return the operands of a GEMM of the model of `quantization`, and count its forward pass.
-
-    The other arguments, and errors, are those of `gemm_operands`.
-    """
-    if site in _FIRST and quantization.options.is_random:
-        quantization.micro_batches.begin(getattr(owner, LABEL, UNLABELED))
+def model_operands(site: str, owner: object, quantization: Quantization) -> GemmOperands:
+    """Return the operands of a GEMM whose type is in the options, not in its source."""
+    quant_type = quantization.options.asked.get(site, NONE)
     return operands_of(site, quant_type, owner, quantization)
 
 
 def operands_of(
     site: str, quant_type: str, owner: object, quantization: Quantization = PROCESS
 ) -> GemmOperands:
-    """Return the same as `counted_operands`, for callers that count forward passes themselves."""
+    """Return the same as `gemm_operands`, for callers that count forward passes themselves.
+
+    `quantization` is that of the model; the default is that of the process.
+    """
     check_choice("GEMM site", site, tuple(SITES))
     check_type(quant_type)
     layer = getattr(owner, LABEL, UNLABELED)

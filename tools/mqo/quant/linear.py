@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from mqo.quant.formats import NONE
-from mqo.quant.gemms import GemmOperands, operands_of
+from mqo.quant.autocast import autocasted
+from mqo.quant.gemms import GemmOperands, model_operands
 from mqo.quant.labels import LABEL
 from mqo.quant.packed_activations import saved_operands
 from mqo.quant.quantization import ModelQuantization
@@ -65,8 +65,7 @@ class QuantLinear(nn.Linear):
 
     def operands(self, site: str) -> GemmOperands:
         """Return the operands of a GEMM: 'fprop', 'dgrad' or 'wgrad'."""
-        quant_type = self.quantization.options.asked.get(site, NONE)
-        return operands_of(site, quant_type, self, self.quantization)
+        return model_operands(site, self, self.quantization)
 
     def forward(self, input: Tensor) -> Tensor:
         """Return input · weightᵀ + bias, [..., out_features], for input [..., in_features].
@@ -89,12 +88,8 @@ def _do_nothing(layer: nn.Module, inputs: tuple[Any, ...]) -> None:
 
 def _apply(layer: QuantLinear, x: Tensor) -> Tensor:
     layer.quantization.begin_pass(layer)
-    operands: list[Tensor | None] = [x, layer.weight, layer.bias]
-    if torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        operands = [tensor if tensor is None else tensor.to(dtype) for tensor in operands]
     function: Any = _Linear
-    output: Tensor = function.apply(*operands, layer)
+    output: Tensor = function.apply(*autocasted(x, layer.weight, layer.bias), layer)
     return output
 
 

@@ -56,7 +56,7 @@ def quantize_model(
             recipes do. Code that changes weights in another way must then call `weights_changed`.
 
     Returns:
-        The options, the step and the records of the model's quantizers. Its `layers` are the names
+        What the quantizers of this model share: options, step and records. `layers` has the names
         of the quantized layers.
 
     Raises:

@@ -81,8 +81,8 @@ def check_quantizer(name: str) -> QuantizerReport:
     return QuantizerReport(name, findings, comparisons, _time(own, seed))
 
 
-def _normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
 def _data() -> dict[str, Tensor]:
@@ -96,8 +96,8 @@ def _data() -> dict[str, Tensor]:
     return {"N(0, 1)": normal, "Laplace": laplace, "t(3)": student, "outliers": outliers}
 
 
-def _rounded(plugin: Plugin, x: Tensor, tile: str = "row", seed: int = 1, axis: int = -1) -> Tensor:
-    return fake_quantize(x, QuantSpec(plugin.name, tile=tile), axis=axis, seed=seed)
+def _rounded(plugin: Plugin, x: Tensor, tile: str = "row", seed: int = 1) -> Tensor:
+    return fake_quantize(x, QuantSpec(plugin.name, tile=tile), seed=seed)
 
 
 def _tiles(plugin: Plugin) -> tuple[str, ...]:

@@ -20,12 +20,12 @@ def load_quantizers(file: str | os.PathLike[str]) -> list[str]:
     It may import modules of its folder.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         QuantizerError: the file is not Python, raises an error, or registers no quantizer.
     """
     path = Path(file).resolve()
     if not path.is_file():
-        raise FileNotFoundError(f"there is no file {path}")
+        raise FileNotFoundError(f"{path} does not exist")
     before = dict(PLUGINS)
     spec = importlib.util.spec_from_file_location(f"mqo_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     ValidationError,
     field_validator,
@@ -26,6 +24,7 @@ from pydantic import (
 from mqo.quant import excludes, formats, operand_table, table
 from mqo.quant.config import QuantConfig, check_packed
 from mqo.quant.formats import NONE, check_choice
+from mqo.quant.frozen_model import FrozenModel
 from mqo.quant.options import OPTIONS
 from mqo.quant.options import check as check_options
 
@@ -36,12 +35,6 @@ OUTPUT_LAYER = "output_layer"
 LINEAR = formats.LINEAR
 LINEAR_SITES = tuple(name for name, site in formats.SITES.items() if site.layer == LINEAR)
 OperandRow = operand_table.OperandRow
-
-
-class FrozenModel(BaseModel):
-    """A frozen model without extra keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def _check_end(end: Any) -> Any:
@@ -320,7 +313,7 @@ def _without(row: OperandRow, ingredient: str) -> OperandRow:
 
 
 def names() -> list[str]:
-    """Return the names of the project's recipes."""
+    """Return the names of the recipes in this package."""
     return sorted(path.stem for path in HERE.glob("*.toml"))
 
 
