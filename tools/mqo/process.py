@@ -219,7 +219,8 @@ def end(process: subprocess.Popen, grace: float = GRACE_S) -> None:
     for s in (signal.SIGTERM, signal.SIGKILL) if grace else (signal.SIGKILL,):
         try:
             os.killpg(process.pid, s)
-            process.wait(timeout=grace or GRACE_S)
+            # How soon a killed process is gone is up to the system, not to the caller's grace.
+            process.wait(timeout=grace if s == signal.SIGTERM else GRACE_S)
             break
         except ProcessLookupError:
             break
