@@ -68,6 +68,10 @@ class EditedError(OverlayError):
     """A file of the tree was changed by hand since mqo last wrote it."""
 
 
+class PluginError(MqoError):
+    """A file of quantizers that cannot be used, or an invalid option of one."""
+
+
 class DataError(MqoError):
     """A dataset, tokenizer or index that is missing or cannot be made."""
 

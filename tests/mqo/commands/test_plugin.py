@@ -4,7 +4,7 @@ import json
 
 import pytest
 from mqo.cli import app
-from mqo.errors import DataError, OutputError
+from mqo.errors import OutputError, PluginError
 from typer.testing import CliRunner
 
 WRONG = """
@@ -46,12 +46,12 @@ def test_a_check_that_fails_has_exit_code_1(tmp_path):
 def test_an_error_in_the_file_is_one_paragraph(tmp_path):
     (tmp_path / "wrong.py").write_text("import nothing_of_this_name\n")
     error = run("check", tmp_path / "wrong.py").exception
-    assert isinstance(error, DataError)
+    assert isinstance(error, PluginError)
     assert "in line 1: ModuleNotFoundError" in str(error)
 
 
 def test_a_missing_file_is_refused(tmp_path):
-    assert isinstance(run("check", tmp_path / "none.py").exception, DataError)
+    assert isinstance(run("check", tmp_path / "none.py").exception, PluginError)
 
 
 @pytest.mark.parametrize("name", ["mxfp4.py", "Mine.py", "class.py", "mine.txt", "2.py", ".py"])

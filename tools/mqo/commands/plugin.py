@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from mqo.commands.options import JsonOption
-from mqo.errors import DataError, OutputError
+from mqo.errors import OutputError, PluginError
 from mqo.output import new_file, target_of
 from mqo.project import Project
 from mqo.quant.formats import QUANT_TYPES
@@ -58,8 +58,8 @@ def check(
     from mqo.program import ask
 
     if not file.is_file():
-        raise DataError(f"{file} is not a file", expected="a file of Python with @quantizer")
-    facts = ask(Project.here().ours / PROGRAM, [str(file.resolve())], error=DataError)
+        raise PluginError(f"{file} is not a file", expected="a file of Python with @quantizer")
+    facts = ask(Project.here().ours / PROGRAM, [str(file.resolve())], error=PluginError)
     rows = facts["quantizers"]
     text = "\n\n".join(row.pop("text") for row in rows)
     emit("plugin", None, text, as_json, **facts)

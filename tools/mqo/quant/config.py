@@ -17,9 +17,11 @@ from mqo.quant.operand_table import (
     member,
     parse_operands,
     parse_rules,
+    row_of,
     rule_for,
 )
 from mqo.quant.options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, Options, check_value
+from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import PLUGINS, registrations
 from mqo.quant.schedule import Phase, Schedule, parse_schedule
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
@@ -48,13 +50,15 @@ class QuantConfig(Options):
 
     `asked` maps a site to the type of the run's mode; the guard compares the records with it.
     `schedule` maps a site to its types over time; the first is the one in the source. `operands`
-    maps SITE.OPERAND to its differences, and `rules` override the types of layers.
+    maps SITE.OPERAND to its differences, and `rules` override the types of layers. `plugins` are
+    the quantizers of the user, by name.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
     schedule: Mapping[str, Schedule] = field(default_factory=dict)
     operands: Mapping[str, OperandRow] = field(default_factory=dict)
     rules: tuple[LayerRule, ...] = ()
+    plugins: Mapping[str, PluginRow] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def phases(self, site: str) -> Schedule:
@@ -131,6 +135,7 @@ class QuantConfig(Options):
         return OperandSpec(self._spec(kind, row), hadamard, row.gain, smooth)
 
     def _spec(self, quant_type: str, row: OperandRow) -> QuantSpec:
+        plugin = self.plugins.get(quant_type)
         return QuantSpec(
             quant_type,
             self.block,
@@ -139,16 +144,24 @@ class QuantConfig(Options):
             self.overflow,
             self.tensor_scale,
             row.tile or "row",
+            options=plugin.options if plugin else {},
         )
 
     @property
     def is_random(self) -> bool:
         """Whether an operand is rounded stochastically, or transformed with random signs."""
-        if any(plugin.stochastic for plugin in PLUGINS.values()):
+        if any(PLUGINS[name].stochastic for name in self.own_types()):
             return True
         rows = self.operands.values()
         random = any(row.rounding == "stochastic" or row.signs == "random" for row in rows)
         return random or self.rounding == "stochastic"
+
+    @_memoized
+    def own_types(self) -> frozenset[str]:
+        """Return the names of the quantizers of the user that operands have at any step."""
+        names = {phase.quant_type for site in SITES for phase in self.phases(site)}
+        names |= {row.quant_type or NONE for row in self.operands.values()}
+        return frozenset((names | {rule.quant_type for rule in self.rules}) & PLUGINS.keys())
 
     def blocks(self) -> dict[str, int]:
         """Return the longest block of each site, of a scale or a transform, at any step."""
@@ -187,20 +200,30 @@ _CHECKS: dict[str, dict[str, Callable[[object], object]]] = {
 }
 _CHECKS["asked"] = dict.fromkeys(SITES, check_type)
 _CHECKS["schedule"] = dict.fromkeys(SITES, parse_schedule)
-_TABLES = (*_CHECKS, "operands", "rules")
+_TABLES = (*_CHECKS, "operands", "rules", "plugins")
 
 
 @functools.cache
 def current() -> QuantConfig:
     """Return this process's options: from the file that MQO_QUANT_CONFIG names, or the defaults.
 
+    This runs the code of the run's own quantizers: a command has started this process for a run.
+
     Raises:
+        QuantizerError: a file of quantizers cannot be run, or declares something else.
         FileNotFoundError: the named file does not exist.
         ValueError: the file is not TOML, or has an unknown key or value; the text names the file,
             the key and the valid ones.
     """
     path = os.environ.get(ENVIRONMENT_VARIABLE)
-    return load(Path(path)) if path else QuantConfig()
+    if not path:
+        return QuantConfig()
+    config = load(Path(path))
+    if any(row.file for row in config.plugins.values()):
+        from mqo.quant.plugin_file import load_rows  # imports torch, which commands do not load
+
+        load_rows(config.plugins, Path(path).parent)
+    return config
 
 
 def reset() -> None:
@@ -219,6 +242,7 @@ def load(path: Path) -> QuantConfig:
 def parse(text: str) -> QuantConfig:
     """Read the options from TOML; raise a ValueError that names the key and the valid ones."""
     tables = tomllib.loads(text)
+    plugins = _parse_plugins(tables.pop("plugins", {}))  # before their names are types
     operands = parse_operands(tables.pop("operands", {}))
     rules = parse_rules(tables.pop("rules", []))
     for name, table in tables.items():
@@ -229,7 +253,24 @@ def parse(text: str) -> QuantConfig:
     options = {key: value for table in tables.values() for key, value in table.items()}
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
     parts = {"asked": types, "schedule": schedule, "operands": operands, "rules": rules}
-    return QuantConfig(**parts, **(options | lists))
+    config = QuantConfig(**parts, plugins=plugins, **(options | lists))
+    if config.save_activations == "packed" and config.own_types():
+        raise ValueError(
+            f"[quantizer] save_activations = 'packed' saves codes, and {min(config.own_types())} "
+            "is a quantizer in Python, which has none; valid: 'full'"
+        )
+    return config
+
+
+def _parse_plugins(table: object) -> dict[str, PluginRow]:
+    """Read [plugins], and make each quantizer a type, without running its code."""
+    if not isinstance(table, dict):
+        raise ValueError(f"plugins = {table!r} should be a table, [plugins]")
+    rows = {}
+    for name, row in table.items():
+        rows[name] = row_of(f"plugins.{name}", PluginRow, row)
+        rows[name].declare(name)
+    return rows
 
 
 def check_packed(options: Mapping[str, Any], x: OperandRow) -> None:

@@ -106,7 +106,7 @@ def parse_operands(table: object) -> dict[str, OperandRow]:
     rows = {}
     for name, row in table.items():
         check_choice("operand", name, OPERANDS)
-        rows[name] = _row(f"operands.{name}", OperandRow, row)
+        rows[name] = row_of(f"operands.{name}", OperandRow, row)
     _check_operands(rows)
     return rows
 
@@ -131,7 +131,7 @@ def parse_rules(rules: object) -> tuple[LayerRule, ...]:
     """Read [[rules]]; raise as `parse_operands`."""
     if not isinstance(rules, list):
         raise ValueError(f"rules = {rules!r} should be a list of tables, [[rules]]")
-    return tuple(_row("rules", LayerRule, rule) for rule in rules)
+    return tuple(row_of("rules", LayerRule, rule) for rule in rules)
 
 
 def rule_for(rules: Iterable[LayerRule], site: str, layer: str) -> LayerRule | None:
@@ -147,7 +147,8 @@ def member(quant_type: str, operand: str) -> str | None:
     return family.gradients if operand == "grad" else family.others
 
 
-def _row(where: str, kind: type, table: object) -> Any:
+def row_of(where: str, kind: type, table: object) -> Any:
+    """Return a table as a row of this class; raise a ValueError that names the valid keys."""
     if not isinstance(table, dict):
         raise ValueError(f"{where} = {table!r} should be a table")
     names = tuple(f.name for f in fields(kind))

@@ -7,16 +7,17 @@ import inspect
 import os
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from mqo.quant.formats import QUANT_TYPES
+from mqo.quant.plugin_rows import check_free
 from mqo.quant.plugins import PLUGINS, Plugin, register_plugin
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
@@ -43,6 +44,7 @@ class QuantizerContext:
             'weight'; '' outside of a model.
         step: the number of completed steps.
         tile: 'row', or 'square' if the scales should be those of squares.
+        options: {name: value} of all options that the quantizer declares.
     """
 
     site: str
@@ -50,6 +52,7 @@ class QuantizerContext:
     operand: str
     step: int
     tile: str
+    options: Mapping[str, Any]
     _amax: Tensor | None = field(repr=False)
     _draws: Tensor | None = field(repr=False)
 
@@ -91,6 +94,7 @@ def quantizer(
     needs_amax: bool = False,
     stochastic: bool = False,
     independent_rows: bool = False,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function a type with this name, wherever a type is named.
 
@@ -106,6 +110,10 @@ def quantizer(
         stochastic: whether it calls `context.rand`.
         independent_rows: whether it rounds each row without the others, amax apart. On a CPU it
             then gets pieces of x, on several threads, which is faster; not with squares.
+        options: {name: default value}, a bool, int, float or str each. `context.options` has the
+            values of a run; `--plugin-option NAME.OPTION=VALUE` sets one.
+
+    A run reads the arguments without running the file, so they must be literals there.
 
     Raises:
         ValueError: an argument is invalid, or the name is that of another type.
@@ -116,11 +124,9 @@ def quantizer(
         raise TypeError(f"the name of a quantizer is {name!r}; valid: @quantizer('name')")
 
     def register(function: F) -> F:
-        if name in QUANT_TYPES:
-            raise ValueError(f"'{name}' is the name of a type of mqo; valid: another name")
-        register_plugin(
-            Plugin(name, function, block, square, needs_amax, stochastic, independent_rows)
-        )
+        check_free(name)
+        declared = (block, square, needs_amax, stochastic, independent_rows)
+        register_plugin(Plugin(name, *declared, options=dict(options or {}), function=function))
         weights_changed()  # cached ones may have been rounded by an older function
         return function
 
@@ -145,6 +151,13 @@ def call(
             names the operand, the shape and the line.
     """
     plugin = PLUGINS[spec.quant_type]
+    if x.is_meta or isinstance(x, FakeTensor):
+        return Rounded(torch.empty_like(x), amax)
+    if plugin.function is None:
+        raise QuantizerError(
+            f"the function of the quantizer {plugin.name} is unknown, because its file was not "
+            "run; valid: load_quantizers(FILE) first"
+        )
     rows = _rows(x, axis)
     padded = _padded(rows.float(), plugin.block, spec.tile)
     if padded.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
@@ -158,7 +171,7 @@ def call(
         amax = None
     elif amax is None:
         amax = largest(x)
-    context = QuantizerContext(*key, step, spec.tile, amax, random)
+    context = QuantizerContext(*key, step, spec.tile, dict(spec.options), amax, random)
     values, alpha = _rounded(plugin, padded, context)
     shape = x.movedim(axis, -1).shape if x.dim() else x.shape
     values = values[: rows.shape[0], : rows.shape[1]].to(x.dtype).reshape(shape)
@@ -220,6 +233,7 @@ def _padded(x: Tensor, block: int | None, tile: str) -> Tensor:
 
 def _result(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
     """Return the values and alpha that the function returns, checked."""
+    assert plugin.function is not None  # `call` checks it
     try:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
             result = plugin.function(x, context)

@@ -1,13 +1,15 @@
 """Quantizers of users: functions in Python that are types, like the formats of formats.toml.
 
+A command knows what a quantizer declares, and not its function: it does not run code of users.
 This module imports only the standard library, because commands do not load torch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,46 +18,94 @@ if TYPE_CHECKING:
     # Of x and its QuantizerContext.
     Function = Callable[[Tensor, Any], Tensor | tuple[Tensor, float | Tensor]]
 
+Options = Mapping[str, Any]  # of a quantizer: each value is a bool, int, float or str
+
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BLOCKS = range(1, 4097)
+_KINDS = (bool, int, float, str)
+# Words that stand for no type, or for another one, where a type is named.
+_RESERVED = ("all", "bf16", "fp16", "fp32", "none", "source", "then", "until")
 
 
 def is_name(name: str) -> bool:
     """Return whether a quantizer may have this name."""
-    return _NAME.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None and name not in _RESERVED
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """A quantizer and what it declares; `plugin_calls.quantizer` explains the fields."""
+    """A quantizer and what it declares; `plugin_calls.quantizer` explains the fields.
+
+    `function` is None for a quantizer whose code has not been run.
+    """
 
     name: str
-    function: Function
     block: int | None = None
     square: bool = False
     needs_tensor_amax: bool = False
     stochastic: bool = False
     independent_rows: bool = False
+    options: Options = field(default_factory=dict)
+    function: Function | None = field(default=None, compare=False, repr=False)
 
     # The attributes of `Format` that specs and plots read.
     is_mx = False
     light = "#808080"
 
     def __post_init__(self) -> None:
-        if not is_name(self.name):
+        if not isinstance(self.name, str) or not is_name(self.name):
             raise ValueError(
                 f"invalid name {self.name!r} of a quantizer; valid: lower-case letters, digits and "
                 "_, beginning with a letter"
             )
         if self.block is not None and (type(self.block) is not int or self.block not in _BLOCKS):
             raise ValueError(f"invalid block {self.block!r} of {self.name}; valid: 1 to 4096")
+        for name in ("square", "needs_tensor_amax", "stochastic", "independent_rows"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"invalid {name} of {self.name}; valid: True or False")
         if self.square and self.block is None:
             raise ValueError(f"{self.name} has squares, and no block; valid: square with a block")
+        if not isinstance(self.options, Mapping):
+            raise ValueError(f"invalid options of {self.name}; valid: a dict of default values")
+        for name, value in self.options.items():
+            valid = type(value) in _KINDS and (type(value) is not float or isfinite(value))
+            if not (valid and isinstance(name, str) and is_name(name)):
+                raise ValueError(
+                    f"invalid option {name!r} = {value!r} of {self.name}; valid: a name, and a "
+                    "bool, int, finite float or str"
+                )
 
     @property
     def rounding(self) -> str:
         """The rounding of its specs: it decides whether a seed is needed."""
         return "stochastic" if self.stochastic else "nearest-even"
+
+    @property
+    def declaration(self) -> dict[str, Any]:
+        """What it declares beyond the defaults, by field."""
+        bare = Plugin(self.name)
+        names = [f.name for f in fields(self) if f.name not in ("name", "function")]
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value != getattr(bare, name)}
+
+    def with_defaults(self, chosen: Options) -> dict[str, Any]:
+        """Return all options, the chosen ones and defaults, sorted by name.
+
+        Raises:
+            ValueError: an option is unknown, or its value has another type than the default.
+        """
+        for name, value in chosen.items():
+            if name not in self.options:
+                valid = ", ".join(self.options) or "none"
+                raise ValueError(f"unknown option {name!r} of {self.name}; valid: {valid}")
+            kind = type(self.options[name])
+            if type(value) is not kind and (type(value), kind) != (int, float):
+                raise ValueError(
+                    f"{name} = {value!r} of {self.name} is no {kind.__name__}; valid: values like "
+                    f"{self.options[name]!r}"
+                )
+        values = {n: type(v)(chosen.get(n, v)) for n, v in self.options.items()}
+        return dict(sorted(values.items()))
 
 
 PLUGINS: dict[str, Plugin] = {}

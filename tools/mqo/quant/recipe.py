@@ -27,6 +27,8 @@ from mqo.quant.formats import NONE, check_choice
 from mqo.quant.frozen_model import FrozenModel
 from mqo.quant.options import OPTIONS
 from mqo.quant.options import check as check_options
+from mqo.quant.plugin_rows import PluginRow
+from mqo.quant.plugins import PLUGINS
 
 HERE = Path(formats.__file__).with_name("recipes")
 HADAMARD, STOCHASTIC, SQUARE, KEPT = "hadamard", "stochastic", "2d", "kept-blocks"
@@ -114,6 +116,8 @@ class Recipe(FrozenModel):
     """A recipe. `changes` lists its switched ingredients; `own` says that it is the user's file.
 
     `options` are its quantizer options. The LM head stays unquantized unless `output_layer`.
+    `plugins` are files of quantizers, relative to the recipe's, and `plugin_options` the options of
+    these quantizers by name.
     """
 
     name: str
@@ -123,6 +127,8 @@ class Recipe(FrozenModel):
     deviations: tuple[str, ...] = ()
     options: dict[str, Any] = Field(default_factory=dict)
     operands: dict[str, OperandRow] = Field(default_factory=dict)
+    plugins: tuple[str, ...] = ()
+    plugin_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     output_layer: bool = False
     own: bool = False
@@ -152,10 +158,17 @@ class Recipe(FrozenModel):
     def _quantizes(self) -> Recipe:
         if set(self.types.model_dump().values()) == {NONE}:
             raise ValueError("all types are 'none'; valid: a type for fprop, dgrad or wgrad")
+        for name in self.plugin_options:
+            check_choice("quantizer of the recipe", name, sorted(self.own_types()))
         self.resolved()
         self._check_used()
         check_packed(self.options, self.operands.get("fprop.x", operand_table.PLAIN))
         return self
+
+    def own_types(self) -> set[str]:
+        """Return the names of the quantizers of the user that are types of the recipe."""
+        names = {*self.types.model_dump().values(), *(rule.quant_type for rule in self.rules)}
+        return (names | {row.quant_type or NONE for row in self.operands.values()}) & {*PLUGINS}
 
     def _check_used(self) -> None:
         """Raise ValueError for a key of a row that no format of its operand reads."""
@@ -179,7 +192,8 @@ class Recipe(FrozenModel):
     def config(self) -> QuantConfig:
         """Return the options of a model with this recipe in all layers: without its rules."""
         types = self.types.model_dump()
-        return QuantConfig(asked=types, operands=self.operands, **self.options)
+        rows = {name: PluginRow(options=chosen) for name, chosen in self.plugin_options.items()}
+        return QuantConfig(asked=types, operands=self.operands, plugins=rows, **self.options)
 
     def resolved(self) -> dict[tuple[str, str], Any]:
         """Return {(site, operand): OperandSpec of mqo.quant} for the linear sites.
@@ -212,7 +226,7 @@ class Recipe(FrozenModel):
     @property
     def digest(self) -> str:
         """Return a hash that distinguishes files of the same name."""
-        texts = {"name", "summary", "source", "deviations", "own", "changes"}
+        texts = {"name", "summary", "source", "deviations", "own", "changes", "plugins"}
         return hashlib.sha256(self.model_dump_json(exclude=texts).encode()).hexdigest()[:6]
 
     @property
@@ -227,16 +241,23 @@ class Recipe(FrozenModel):
 
     @classmethod
     def load(cls, name: str | os.PathLike[str]) -> Recipe:
-        """Return the recipe of that name, or of FILE.toml.
+        """Return the recipe of that name, or of FILE.toml, and run the files of its quantizers.
 
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: there is no such name, or the file is not a valid recipe; the text says why.
+            QuantizerError: a file of quantizers cannot be run.
         """
         name = os.fspath(name)
         path = path_of(name)
         try:
-            return cls.from_table(name, tomllib.loads(path.read_text(encoding="utf-8")))
+            keys = tomllib.loads(path.read_text(encoding="utf-8"))
+            if files := plugin_files(path, keys):
+                from mqo.quant.plugin_file import load_quantizers  # imports torch
+
+                for file in files:
+                    load_quantizers(file)
+            return cls.from_table(name, keys)
         except ValueError as error:
             raise ValueError(f"{path}: {first_fault(error)}") from None
 
@@ -244,14 +265,17 @@ class Recipe(FrozenModel):
     def from_table(cls, name: str, keys: Mapping[str, Any]) -> Recipe:
         """Return the recipe of a file with these keys; ValueError for an invalid one.
 
-        `name` is that of a recipe, or FILE.toml, the user's own.
+        `name` is that of a recipe, or FILE.toml, the user's own. Its own quantizers must be types.
         """
         path = path_of(name)
         for key in ("name", "changes", "own"):
             if key in keys:
                 raise ValueError(f"{key} cannot be set in a file; the name is that of the file")
         shown = {"summary": "", "source": str(path)}
-        return cls(name=path.stem, own=name.endswith(".toml"), **shown | dict(keys))
+        files = tuple(map(str, plugin_files(path, keys)))
+        return cls(
+            name=path.stem, own=name.endswith(".toml"), **shown | dict(keys) | {"plugins": files}
+        )
 
     @classmethod
     def of_type(cls, quant_type: str) -> Recipe:
@@ -323,6 +347,14 @@ def path_of(name: str) -> Path:
         return Path(name)
     check_choice("recipe", name, names())
     return HERE / f"{name}.toml"
+
+
+def plugin_files(path: Path, keys: Mapping[str, Any]) -> list[Path]:
+    """Return the files of quantizers that a recipe in the file `path` names, absolute."""
+    named = keys.get("plugins", [])
+    if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
+        raise ValueError(f"plugins = {named!r}; valid: a list of files of Python")
+    return [(path.parent / name).resolve() for name in named]
 
 
 def first_fault(error: Exception) -> str:

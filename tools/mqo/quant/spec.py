@@ -1,7 +1,9 @@
 """The specification of a quantization: a validated, hashable value for all implementations."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mqo.quant.formats import (
     BLOCK_SIZES,
@@ -41,6 +43,7 @@ class QuantSpec:
             can be applied to the product of a GEMM before that is rounded (products.py).
         tile: 'row' for blocks along one axis; 'square' for squares of that side, if the format
             supports them: they are the same along both axes of a matrix.
+        options: {option: value} of a quantizer of the user, which become pairs with its defaults.
 
     A choice that the format does not use is checked and set to its default, since a run may
     quantize to several formats: specs with the same rounding are equal. Raise ValueError, naming
@@ -55,6 +58,7 @@ class QuantSpec:
     tensor_scale: bool = False
     tile: str = "row"
     without_alpha: bool = False
+    options: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         check_choice("quant type", self.quant_type, tensor_types())
@@ -78,10 +82,19 @@ class QuantSpec:
             "overflow": self.overflow if is_tapered else OVERFLOWS[0],
             "tensor_scale": self.tensor_scale and is_tapered,
             "tile": self.tile if own and own.square else TILES[0],
+            "options": self._all_options(own),
         }
         for name, value in read.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "without_alpha", self.without_alpha and self.scales_by_tensor)
+
+    def _all_options(self, own: Format | Plugin | None) -> tuple[tuple[str, Any], ...]:
+        chosen = dict(self.options)
+        if isinstance(own, Plugin):
+            return tuple(own.with_defaults(chosen).items())
+        if chosen:
+            raise ValueError(f"{self.quant_type} has no options; valid: those of a quantizer")
+        return ()
 
     @property
     def format(self) -> Format:
