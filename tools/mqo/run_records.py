@@ -66,6 +66,7 @@ class QuantToml(BaseModel):
     layers: Layers = Layers()
     operands: dict[str, dict[str, Any]] = {}
     rules: list[dict[str, str]] = []
+    plugins: dict[str, dict[str, Any]] = {}
 
 
 def parsed(path: Path, kind: type[T]) -> T:

@@ -17,6 +17,7 @@ from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
+from mqo.launch.plugins import declare_files, refuse_unused
 from mqo.matrix import tables
 from mqo.quant.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe, names
 from mqo.recipes import recipe as recipes
@@ -55,7 +56,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     result = _Parser(
         description="Train a model on a dataset in a quantization mode; each run gets a folder.",
         epilog=f"MODE is one of {', '.join(tables.patterns(_modes(front_end)))}. "
-        f"{tables.TYPES_T}. Everything after `--` goes to Megatron's own argument parser.",
+        f"{tables.types_text()}. Everything after `--` goes to Megatron's own argument parser.",
         allow_abbrev=False,
     )
     for name, meaning in _POSITIONAL.items():
@@ -72,6 +73,10 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     sizes = f"batch sizes, length and learning rate {_DEFAULT}"
     add("--training-config", default="standard", metavar="NAME", help=sizes)
     _add_types(result, front_end)
+    plugin = "Python file whose quantizers become types T (docs/quantizers.md); repeatable"
+    add("--plugin", type=Path, metavar="FILE", help=plugin, action="append", default=[])
+    option = "option of such a quantizer; repeatable"
+    add("--plugin-option", metavar="T.NAME=VALUE", help=option, action="append", default=[])
     add("--teacher", type=Path, metavar="RUN", help="run or checkpoints to distill from")
     add("--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)")
     add("--runs", type=Path, metavar="DIR", help="folder for run folders; default: runs/")
@@ -160,6 +165,7 @@ def config_from(
 
     By default a run has one process per GPU of `machine`, which is this one if None.
     """
+    declare_files(args.plugin)  # before their names are types
     mode = args.quantization
     given_types = (args.linear_quantization, args.attention_quantization, args.recipe)
     if mode is None and any(given_types):
@@ -181,7 +187,7 @@ def config_from(
     where["nproc_per_node"] = args.nproc_per_node or max(1, gpus)
     recipe, without = _recipe(args)
     plain = ("dtype", "gemms", *_POSITIONAL, "name", "teacher", "distillation_config", "megatron")
-    return resolve(
+    config = resolve(
         args.model,
         args.dataset,
         mode,
@@ -192,11 +198,15 @@ def config_from(
         allow_mostly_unquantized=args.allow_mostly_unquantized,
         cluster=Cluster(**where),
         without=without,
+        plugins=args.plugin,
+        plugin_options=args.plugin_option,
         schedule=tuple(args.schedule),
         extra_flags=(*(NO_FUSIONS if args.no_fusions else ()), *extra),
         **{name: getattr(args, name) for name in dict.fromkeys(plain)},
         **given(args),
     )
+    refuse_unused(args.plugin, args.plugin_option, [config.quantization])
+    return config
 
 
 def _recipe(args: argparse.Namespace) -> tuple[Recipe | None, tuple[str, ...]]:

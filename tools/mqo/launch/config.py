@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from mqo.errors import LayoutError, MqoError
 from mqo.launch import engine
@@ -15,6 +16,7 @@ from mqo.launch.command import read_flags
 from mqo.launch.libraries import LibraryQuantization, engine_quantization
 from mqo.launch.naming import check_own, dataset_of, folder_part
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
+from mqo.launch.plugins import RunPlugin, declare_rows, plugins_of, used
 from mqo.launch.user_paths import absolute_paths
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
@@ -68,8 +70,8 @@ class Quantization(_Section):
 
     `types` are the quant types per site, which are written into the run's source; None keeps the
     literals of the tree (`--quantization source`). A `recipe` sets the types of linear layers.
-    `schedule` are 'SITE: schedule' texts. `libraries` are what other libraries quantize. The run
-    itself checks that each excluded layer exists.
+    `schedule` are 'SITE: schedule' texts. `libraries` are what other libraries quantize. `plugins`
+    are the quantizers of the user. The run itself checks that each excluded layer exists.
     """
 
     mode: str
@@ -79,16 +81,35 @@ class Quantization(_Section):
     libraries: tuple[LibraryQuantization, ...] = ()
     recipe: Recipe | None = None
     allow_mostly_unquantized: bool = False
+    plugins: tuple[RunPlugin, ...] = ()
     options: Chosen = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _declare(cls, fields: Any) -> Any:
+        """Make the quantizers of the user types, before fields with types are checked."""
+        if isinstance(fields, dict):
+            declare_rows(fields.get("plugins") or ())
+        return fields
 
     @property
     def name(self) -> str:
-        """Return the names of recipe, mode (unless it adds nothing), libraries and schedules."""
+        """Return the names of recipe, mode (unless it adds nothing), libraries and schedules.
+
+        The versions of the user's quantizers follow.
+        """
         names = [self.recipe.label] if self.recipe else []
         labels = [library.label for library in self.libraries]
         adds = self.mode != tables.UNQUANTIZED or not (names or labels)
         names += [self.mode] if adds else []
-        return ", ".join(filter(None, (" ".join(names), *labels, *self.schedule)))
+        versions = [plugin.label for plugin in self.plugins if plugin.name in self.all_types]
+        name = ", ".join(filter(None, (" ".join(names), *labels, *self.schedule)))
+        return " ".join([name, *versions])
+
+    @property
+    def all_types(self) -> set[str]:
+        """Return the types of the run, including those of its schedules and its recipe."""
+        return all_types(self.types, self.schedule, self.recipe)
 
     @property
     def library_types(self) -> dict[str, str]:
@@ -171,7 +192,8 @@ class RunConfig(_Section):
         quant, recipe = self.quantization, self.quantization.recipe
         options = quant.options | self.recording.options
         operands = {name: row.chosen for name, row in recipe.operands.items()} if recipe else {}
-        return quant_toml(types, options, quant.schedule, operands, self._rules())
+        plugins = {plugin.name: plugin.row().row() for plugin in quant.plugins}
+        return quant_toml(types, options, quant.schedule, operands, self._rules(), plugins)
 
     def layers_toml(self) -> str:
         """Return the parts of quant.toml that assign types to layers and operands."""
@@ -179,7 +201,9 @@ class RunConfig(_Section):
         recipe = self.quantization.recipe
         rows = recipe.operands.items() if recipe else ()
         types = {name: {"quant_type": row.quant_type} for name, row in rows if row.quant_type}
-        return quant_toml({}, left_out, operands=types, rules=self._rules())
+        # Without files: these parts do not need the functions.
+        plugins = {p.name: {"declared": p.declared} for p in self.quantization.plugins}
+        return quant_toml({}, left_out, operands=types, rules=self._rules(), plugins=plugins)
 
     def _rules(self) -> list[dict[str, str]]:
         recipe = self.quantization.recipe
@@ -213,6 +237,8 @@ def resolve(
     linear: str | None = None,
     attention: str | None = None,
     recipe: Recipe | None = None,
+    plugins: Iterable[Path] = (),
+    plugin_options: Iterable[str] = (),
     **rest: Any,
 ) -> RunConfig:
     """Return the configuration of these names; UnknownNameError lists the valid ones.
@@ -220,9 +246,11 @@ def resolve(
     `dataset` may be any name, or None, if the user's own data are given. `quantization` is a mode,
     or "source" for the types in the tree; `linear` and `attention` change the mode as in
     `tables.changed`. A `recipe` sets the types of linear layers; MqoError if the mode sets them,
-    too. `rest` are fields of the parts, and options by their names. `keep_checkpoints` defaults to
-    the number in the training configuration, or to all if the folder already holds more.
+    too. `plugins` are files of quantizers, which become types; the run keeps those that it uses.
+    `rest` are fields of the parts, and options by their names. `keep_checkpoints` defaults to the
+    number in the training configuration, or to all if the folder already holds more.
     """
+    own = _plugins(recipe, plugins, plugin_options)
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
     experiment_fields, quantization_fields, placement_fields, recording_fields = _by_part(rest)
     experiment = _experiment(model, dataset, training, dtype, experiment_fields)
@@ -249,6 +277,7 @@ def resolve(
             types=types,
             gemms=gemms,
             recipe=recipe,
+            plugins=used(own, all_types(types, quantization_fields.get("schedule", ()), recipe)),
             options=quantizer,
             libraries=_libraries(experiment, types, quantization_fields.get("schedule", ())),
             **quantization_fields,
@@ -256,6 +285,28 @@ def resolve(
         placement=Placement(**placement_fields),
         recording=Recording(options=recorder, **recording_fields),
     )
+
+
+def _plugins(
+    recipe: Recipe | None, files: Iterable[Path], options: Iterable[str]
+) -> tuple[RunPlugin, ...]:
+    """Return the quantizers of the files and of the recipe; options override the recipe's."""
+    named = [Path(file) for file in recipe.plugins] if recipe else []
+    of_recipe = recipe.plugin_options if recipe else {}
+    plugins = plugins_of([*files, *named], options)
+    return tuple(
+        plugin.model_copy(update={"options": of_recipe.get(plugin.name, {}) | plugin.options})
+        for plugin in plugins
+    )
+
+
+def all_types(
+    types: Mapping[str, str] | None, schedule: Iterable[str], recipe: Recipe | None
+) -> set[str]:
+    """Return the types of a run, including those of its schedules and its recipe."""
+    names = {*(types or {}).values()}
+    names |= {word for text in schedule for word in re.findall(r"\w+", text.partition(":")[2])}
+    return names | (recipe.own_types() if recipe else set())
 
 
 def _by_part(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:

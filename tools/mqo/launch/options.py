@@ -77,10 +77,11 @@ def quant_toml(
     schedule: Iterable[str] = (),
     operands: Mapping[str, Mapping[str, Any]] | None = None,
     rules: Iterable[Mapping[str, str]] = (),
+    plugins: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Return quant.toml: the types of a run's source, which the guard checks, and its options.
 
-    `operands` and `rules` are the rows of its tables with these names.
+    `operands`, `rules` and `plugins` are the rows of its tables with these names.
 
     Raises:
         MqoError: `schedule` names an unknown site, a site twice, or a kind without a quantized
@@ -88,6 +89,7 @@ def quant_toml(
     """
     tables: dict[str, dict[str, Any]] = {"asked": dict(types), "quantizer": {}}
     tables["schedule"] = schedules(types, schedule)
+    tables["plugins"] = dict(plugins or {})
     tables["operands"] = {name: row for name, row in (operands or {}).items() if row}
     for name, option in OPTIONS.items():
         if name in options:

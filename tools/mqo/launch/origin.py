@@ -1,6 +1,7 @@
 """Distinguish the user's own runs from foreign ones, before a rerun executes their code.
 
-A rerun executes the source in a run folder, with the command and the variables of its command.sh.
+A rerun executes the source in a run folder, and the user's quantizers in plugins/, with the command
+and the variables of its command.sh.
 So each run folder gets a signature of these files. The key stays in the project's cache, where no
 other user can read it.
 """
@@ -44,9 +45,9 @@ def foreign(run: RunFolder) -> RunError:
     """Return the error for a run whose code may not be the user's own."""
     return RunError(
         f"{run.root} was not made here, or its code was changed since",
-        expected="a run of this user and this project, because a rerun executes its source/ and "
-        "command.sh",
-        help="Read both like any foreign program; `mqo rerun --trust` then runs them",
+        expected="a run of this user and this project, because a rerun executes its source/, "
+        "plugins/ and command.sh",
+        help="Read them like any foreign program; `mqo rerun --trust` then runs them",
     )
 
 
@@ -60,8 +61,9 @@ def _signature(run: RunFolder, key: bytes) -> str:
 
 def _files(run: RunFolder) -> Iterator[Path]:
     """Yield the files that a rerun executes or reads options from; ValueError for a link."""
-    source = (path for path in run.source.rglob("*") if _BYTECODE not in path.parts)
-    for path in sorted([run.command, run.config, run.quant_config, *source]):
+    below = [*run.source.rglob("*"), *run.plugins.rglob("*")]
+    code = [path for path in below if _BYTECODE not in path.parts]
+    for path in sorted([run.command, run.config, run.quant_config, *code]):
         if path.is_symlink():
             raise ValueError(f"{path} is a link")
         if path.is_file():

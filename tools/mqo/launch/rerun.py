@@ -77,7 +77,8 @@ def rerun(
     _check_versions(original, facts, allow_versions, report)
     command, env = command_of(original)
     folder = create(project.runs, f"{config.title}_rerun")
-    for name in ("source", "quant_config", "overlay_diff", "coverage", "coverage_table"):
+    copied = ("source", "plugins", "quant_config", "overlay_diff", "coverage", "coverage_table")
+    for name in copied:
         _copy(getattr(original, name), getattr(folder, name))
     was = str(original.root.resolve())
     moved = [_moved(word, was, folder) for word in command]

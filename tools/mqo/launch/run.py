@@ -37,6 +37,7 @@ from mqo.launch.machine import THREADS, Machine, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.launch.origin import sign
 from mqo.launch.plan import plan_layout
+from mqo.launch.plugins import copy_files
 from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import program_of, ready_checkout, take_source, types_of
@@ -181,6 +182,9 @@ def _take_source(
     report(f"source   : {_types(shot.types)}")
     if quant.recipe is not None:
         report(f"recipe   : {kept_out(quant.recipe, num_layers(config.experiment))}")
+    copy_files(quant.plugins, folder)
+    for plugin in quant.plugins:
+        report(f"plugin   : {plugin.name} of {plugin.source}, {plugin.label}")
     options = config.quant_toml(dict(quant.types or shot.types))
     folder.quant_config.write_text(options, encoding="utf-8")
     return shot.tree.root, dict(shot.types) | quant.library_types

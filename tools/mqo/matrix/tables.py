@@ -12,6 +12,7 @@ from pydantic import model_validator
 from mqo.errors import UnknownNameError
 from mqo.quant import formats
 from mqo.quant.frozen_model import FrozenModel
+from mqo.quant.plugins import PLUGINS
 
 HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -278,7 +279,6 @@ class Training(NamedRow):
 PickedT = TypeVar("PickedT")
 RowT = TypeVar("RowT", bound=NamedRow)
 SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
-TYPES_T = f"T is one of {', '.join(formats.FORMATS)}"
 
 
 @functools.cache
@@ -299,9 +299,14 @@ def trainings() -> dict[str, Training]:
     return _rows(Training, "training.toml")
 
 
-@functools.cache
 def modes() -> dict[str, Mode]:
     """Return all modes, by name: each family in modes.toml with each type."""
+    return _modes(quant_types())
+
+
+@functools.cache
+def _modes(types: tuple[str, ...]) -> dict[str, Mode]:
+    """Return the modes while `types` are those that a mode may name."""
     result: dict[str, Mode] = {}
     for family in families():
         for quant_type in family.types:
@@ -362,7 +367,12 @@ def changed(mode: Mode, linear: str | None = None, attention: str | None = None)
 
 def quant_types() -> tuple[str, ...]:
     """Return the types that a mode may name, without 'none'."""
-    return tuple(formats.FORMATS)
+    return (*formats.FORMATS, *PLUGINS)
+
+
+def types_text() -> str:
+    """Return a sentence, without full stop, that lists the types T."""
+    return f"T is one of {', '.join(quant_types())}"
 
 
 def pick(table: Mapping[str, PickedT], kind: str, name: str) -> PickedT:
@@ -404,7 +414,7 @@ def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
     if name not in valid:
         names = [str(v) for v in valid if v is not None]
         short = patterns(names)
-        raise UnknownNameError(kind, str(name), short, help=TYPES_T if short != names else "")
+        raise UnknownNameError(kind, str(name), short, help=types_text() if short != names else "")
 
 
 def check_gemms(name: str) -> Gemms:

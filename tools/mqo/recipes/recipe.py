@@ -6,17 +6,32 @@ from collections.abc import Iterable
 
 from mqo.errors import MqoError
 from mqo.matrix.tables import check_choice
-from mqo.quant.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe, first_fault, names, path_of
+from mqo.quant.recipe import (
+    INGREDIENTS,
+    OUTPUT_LAYER,
+    Recipe,
+    first_fault,
+    names,
+    path_of,
+    plugin_files,
+)
+from mqo.recipes.quantizers import declare_file
 from mqo.untrusted import NoFileError, read_toml
 
 
 def read(name: str) -> Recipe:
-    """Return the recipe of that name, or of FILE.toml; MqoError if there is none."""
+    """Return the recipe of that name, or of FILE.toml; MqoError if there is none.
+
+    Its own quantizers become types, without running their files.
+    """
     if not name.endswith(".toml"):
         check_choice("recipe", name, names())
     path = path_of(name)
     try:
-        return Recipe.from_table(name, read_toml(path))
+        keys = read_toml(path)
+        for file in plugin_files(path, keys):
+            declare_file(file)
+        return Recipe.from_table(name, keys)
     except NoFileError as error:
         raise MqoError(
             error.found, expected=f"a recipe in TOML, or one of {', '.join(names())}"

@@ -19,16 +19,18 @@ class RunFiles:
     """The files and folders of one run.
 
     `mqo` writes command.sh, cell.json, environment.json, origin.txt, quant.toml, overlay.diff,
-    source/, coverage.json and coverage.txt before the run, log.txt during it and result.json after
-    it; the training program writes metrics.jsonl, quant_stats.json, implementation.json,
-    device.json, failure.txt, packages.json, ended.json, dumps/, tensorboard/ and checkpoints/. With
-    a tracker there are trackers.json, tracker.txt and the tracker's own files, such as wandb/.
+    source/, plugins/, coverage.json and coverage.txt before the run, log.txt during it and
+    result.json after it; the training program writes metrics.jsonl, quant_stats.json,
+    implementation.json, device.json, failure.txt, packages.json, ended.json, dumps/, tensorboard/
+    and checkpoints/. With a tracker there are trackers.json, tracker.txt and the tracker's own
+    files, such as wandb/.
     """
 
     root: Path
 
     source = property(lambda self: self.root / "source")
     overlay_diff = property(lambda self: self.root / "overlay.diff")
+    plugins = property(lambda self: self.root / "plugins")
     quant_config = property(lambda self: self.root / "quant.toml")
     command = property(lambda self: self.root / "command.sh")
     config = property(lambda self: self.root / "cell.json")

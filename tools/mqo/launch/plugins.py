@@ -1,0 +1,200 @@
+"""The quantizers of the user in a run: their files, digests and options.
+
+The launcher never runs a file of quantizers. It copies the file into the run's folder, and the
+training program, which the command starts, runs the copy.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ConfigDict
+
+from mqo.errors import PluginError
+from mqo.matrix.tables import check_choice
+from mqo.quant.plugin_rows import PluginRow
+from mqo.quant.plugin_source import digest_of, local_files
+from mqo.quant.plugins import Plugin
+from mqo.recipes.quantizers import declare_file
+from mqo.runs import RunFolder
+
+SHOWN = 6  # characters of a digest in labels
+_SWITCHES = {"true": True, "false": False}
+
+
+class RunPlugin(BaseModel):
+    """A quantizer of the user in a run.
+
+    `file` is relative to the run's folder, and `source` is the user's file when the run began. The
+    `digest` covers it and the local modules that it imports. `options` differ from the defaults.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    file: str
+    source: Path
+    digest: str
+    declared: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+
+    def row(self) -> PluginRow:
+        """Return its row in quant.toml."""
+        return PluginRow(self.file, self.digest, self.declared, self.options)
+
+    @property
+    def label(self) -> str:
+        """Return its version and options, for the name of a run."""
+        words = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
+        return " ".join([self.digest[:SHOWN], *words])
+
+
+class Quantizes(Protocol):
+    """A run's quantization: its quantizers of the user, and all its types."""
+
+    @property
+    def plugins(self) -> tuple[RunPlugin, ...]:
+        """Return the quantizers of the user that the run may use."""
+
+    @property
+    def all_types(self) -> set[str]:
+        """Return the types of the run, at any step."""
+
+
+def declare_rows(plugins: Iterable[Any]) -> None:
+    """Make the quantizers of a run's record types; ValueError for a damaged record."""
+    for plugin in plugins:
+        read = plugin if isinstance(plugin, RunPlugin) else RunPlugin.model_validate(plugin)
+        read.row().declare(read.name)
+
+
+def declare_files(files: Iterable[Path]) -> None:
+    """Make the quantizers of files types; PluginError if a file declares none."""
+    for file in files:
+        declare_file(file.resolve())
+
+
+def plugins_of(files: Iterable[Path], options: Iterable[str] = ()) -> tuple[RunPlugin, ...]:
+    """Return the quantizers of files, which become types, with options as NAME.OPTION=VALUE.
+
+    Raises:
+        PluginError: a file declares no quantizer, two files have the same name or quantizer, or an
+            option is invalid.
+    """
+    plugins: dict[str, RunPlugin] = {}
+    known: dict[str, Plugin] = {}
+    files = list(dict.fromkeys(path.resolve() for path in files))
+    for path in files:
+        twins = [str(other) for other in files if other.stem == path.stem and other != path]
+        if twins:
+            raise PluginError(
+                f"{path} and {twins[0]} have the same name", expected="files with different names"
+            )
+        for name, plugin in declare_file(path).items():
+            if name in plugins:
+                raise PluginError(
+                    f"{path} and {plugins[name].source} both define the quantizer {name}",
+                    expected="one of them",
+                )
+            known[name] = plugin
+            plugins[name] = RunPlugin(
+                name=name,
+                file=f"plugins/{path.stem}/{path.name}",
+                source=path,
+                digest=digest_of(path),
+                declared=plugin.declaration,
+            )
+    for name, chosen in _options(options, known).items():
+        plugins[name] = plugins[name].model_copy(update={"options": chosen})
+    return tuple(plugins.values())
+
+
+def _options(given: Iterable[str], known: Mapping[str, Plugin]) -> dict[str, dict[str, Any]]:
+    """Return {quantizer: {option: value}} of texts NAME.OPTION=VALUE, without default values."""
+    chosen: dict[str, dict[str, Any]] = {}
+    for text in given:
+        name, option, word = split_option(text)
+        check_choice("quantizer of a --plugin", name, known)
+        check_choice(f"option of {name}", option, known[name].options)
+        default = known[name].options[option]
+        value = _value(text, word, default)
+        if value != default:
+            chosen.setdefault(name, {})[option] = value
+    return chosen
+
+
+def split_option(text: str) -> tuple[str, str, str]:
+    """Return the parts of NAME.OPTION=VALUE; PluginError for another text."""
+    path, equals, word = text.partition("=")
+    name, dot, option = path.strip().partition(".")
+    if not (equals and dot and name and option):
+        raise PluginError(f"The option '{text}' is not valid", expected="NAME.OPTION=VALUE")
+    return name, option, word.strip()
+
+
+def _value(text: str, word: str, default: Any) -> Any:
+    """Return a word as a value of the default's type."""
+    kind = type(default)
+    if kind is bool and word in _SWITCHES:
+        return _SWITCHES[word]
+    try:
+        if kind is not bool:
+            return kind(word)
+    except ValueError:
+        pass
+    expected = "true or false" if kind is bool else f"a value like {default!r}"
+    raise PluginError(f"The option '{text}' has no valid value", expected=expected)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def used(plugins: Iterable[RunPlugin], types: Collection[str]) -> tuple[RunPlugin, ...]:
+    """Return the quantizers of the files of which a run uses one; `types` are those of the run.
+
+    A file registers all its quantizers, so the others are in the run's records as well.
+    """
+    plugins = tuple(plugins)
+    files = {plugin.file for plugin in plugins if plugin.name in types}
+    return tuple(plugin for plugin in plugins if plugin.file in files)
+
+
+def refuse_unused(files: Iterable[Path], options: Iterable[str], runs: Sequence[Quantizes]) -> None:
+    """Raise PluginError for a file or an option that no run uses.
+
+    An option is used if its quantizer is a type of a run.
+    """
+    sources = {plugin.source for run in runs for plugin in run.plugins}
+    for file in files:
+        if file.resolve() not in sources:
+            names = " and ".join(declare_file(file.resolve()))
+            raise PluginError(
+                f"--plugin {file} changes nothing: no operand is of type {names}",
+                expected="a mode, a recipe or a schedule with this type",
+            )
+    types = {name for run in runs for name in run.all_types}
+    for text in options:
+        if (name := split_option(text)[0]) not in types:
+            raise PluginError(
+                f"--plugin-option {text} changes nothing: no operand is of type {name}",
+                expected="an option of a quantizer that is used",
+            )
+
+
+def copy_files(plugins: Iterable[RunPlugin], folder: RunFolder) -> None:
+    """Copy the files of quantizers, and the modules that they import, into a run's folder.
+
+    Raises:
+        PluginError: a file has changed since its digest was recorded.
+    """
+    for path, target in {p.source: folder.root / p.file for p in plugins}.items():
+        for file in local_files(path):
+            copy = target.parent / file.relative_to(path.parent)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        if {digest_of(target)} != {plugin.digest for plugin in plugins if plugin.source == path}:
+            raise PluginError(f"{path} has changed since the run was planned", expected="no change")
