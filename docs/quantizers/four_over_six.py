@@ -15,7 +15,7 @@ SCALE_BOUND = (
 )
 
 
-@quantizer("four_over_six", block=SIDE, square=True, needs_amax=True, independent_rows=True)
+@quantizer("four_over_six", block=16, square=True, needs_amax=True, independent_rows=True)
 def four_over_six(x: Tensor, context: QuantizerContext) -> tuple[Tensor, Tensor]:
     """Return the elements times their block scales, and the scale of the tensor."""
     alpha = context.amax / (LARGEST * SCALE_BOUND)
