@@ -33,6 +33,38 @@ def test_a_sweep_trains_its_runs_side_by_side_and_goes_on_where_it_ended(tmp_pat
     assert SweepFolder(tmp_path).read() == entries
 
 
+ROUNDED = """
+import torch
+from mqo.quant import quantizer
+
+
+@quantizer("mine", options={"bits": 3})
+def mine(x, context):
+    mantissa, exponent = torch.frexp(x)
+    levels = 2 ** context.options["bits"]
+    return torch.ldexp(torch.round(mantissa * levels) / levels, exponent)
+"""
+
+
+@pytest.mark.slow
+def test_a_sweep_trains_each_value_of_an_option_of_a_quantizer(tmp_path):
+    file, folder = tmp_path / "mine.py", SweepFolder(tmp_path / "sweep")
+    file.write_text(ROUNDED)
+    words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "bf16,linear_mine")
+    words += ("--plugin", str(file), "--axis", "mine.bits=2,23", "-o", str(folder.root))
+    done = subprocess.run(
+        [sys.executable, "-m", "mqo", "sweep", *words, "--", *TINY], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 of 3 done" in done.stdout
+    arms = {entry.name.partition("_wikipedia_")[2]: folder.run_of(entry) for entry in folder.read()}
+    assert list(arms) == ["bf16", "linear_mine_mine.bits-2", "linear_mine_mine.bits-23"]
+    plain, coarse, fine = map(losses, arms.values())
+    assert coarse != plain
+    # With as many bits as float32 has nothing is rounded.
+    assert fine == plain
+
+
 def test_a_replay_is_bit_equal(start, checkout_with, tmp_path):
     run = start("FA_linear_mxfp8", flags=TINY)
     found = rerun(checkout_with(runs=tmp_path), run, report=lambda text: None)

@@ -6,6 +6,7 @@ import pytest
 from mqo.commands import sweep as sweeps
 from mqo.launch import machine
 from mqo.project import Project
+from mqo.quant.plugins import PLUGINS
 from mqo.sweep import local
 from mqo.sweep.state import SweepFolder
 
@@ -100,3 +101,22 @@ def test_layers_to_exclude_make_other_runs(mqo, tmp_path):
     code, _, err = mqo(*TWO, "--exclude", "qv:*.0.*")
     assert code == 2
     assert "'qv'" in err
+
+
+def test_a_sweep_of_quantizers_of_the_user(mqo, tmp_path, monkeypatch):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        '@quantizer("mine", options={"bits": 3})\ndef mine(x, context):\n    return x\n'
+    )
+    words = (*TWO[:-1], "bf16,FA_mine", "--axis", "mine.bits=3,4", "-o", tmp_path / "sweep")
+    code, out, err = mqo(*words, "--plugin", file)
+    assert (code, err) == (0, "")
+    assert out.endswith("3 of 3 done\n")
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = mqo(*words, "--plugin", "mine.py")
+    assert code == 0
+    assert "3 of 3 runs are done already and skipped" in out
+    code, out, err = mqo(*words, "--plugin", "mine.py", "--plugin-option", "mine.bits=4")
+    assert (code, out) == (2, "")
+    assert "mine.bits" in err
+    PLUGINS.clear()

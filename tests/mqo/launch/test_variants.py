@@ -3,6 +3,8 @@
 import pytest
 from mqo.errors import MqoError
 from mqo.launch.variants import variants
+from mqo.quant.plugin_rows import declare
+from mqo.quant.plugins import PLUGINS, Plugin
 
 
 def test_recipes_take_their_changes_with_them():
@@ -56,3 +58,63 @@ def test_an_axis_takes_switches_and_texts_with_commas():
 def test_what_is_no_axis_or_recipe_is_refused(modes, recipes, axis, message):
     with pytest.raises(MqoError, match=message):
         variants(modes, recipes, (axis,) if axis else ())
+
+
+@pytest.fixture
+def mine():
+    """A quantizer of the user with an option of each kind."""
+    declare(Plugin("mine", options={"bits": 3, "flag": True, "rule": "a"}))
+    yield
+    PLUGINS.clear()
+
+
+@pytest.mark.usefixtures("mine")
+def test_an_axis_may_be_an_option_of_a_quantizer_of_the_user():
+    planned = variants("bf16,FA_mine,linear_mxfp8", axes=("mine.flag=true,false", "block=16,32"))
+    assert [variant.name for variant in planned] == [
+        "bf16",
+        "FA_mine_mine.flag-true",
+        "FA_mine_mine.flag-false",
+        "linear_mxfp8_block-16",
+        "linear_mxfp8_block-32",
+    ]
+    off = planned[2]
+    assert off.rest == {"plugin_options": ("mine.flag=false",), "gemms": "fprop"}
+    assert off.words == ("--quantization", "FA_mine", "--plugin-option", "mine.flag=false")
+
+
+@pytest.mark.usefixtures("mine")
+def test_equal_values_of_an_option_are_a_variant_and_letters_count():
+    planned = variants("mine", axes=("mine.bits=4,04", "mine.rule=A|a|b,c"))
+    assert [variant.rest["plugin_options"] for variant in planned] == [
+        ("mine.bits=4", f"mine.rule={rule}") for rule in ("A", "a", "b,c")
+    ]
+
+
+@pytest.mark.usefixtures("mine")
+def test_an_option_is_read_where_a_schedule_has_its_quantizer():
+    late = "linear: mxfp4 until 2, then mine"
+    planned = variants("linear_mxfp4", axes=(f"schedule=none|{late}", "mine.bits=3,4"))
+    assert [variant.rest.get("plugin_options") for variant in planned] == [
+        None,
+        ("mine.bits=3",),
+        ("mine.bits=4",),
+    ]
+
+
+@pytest.mark.usefixtures("mine")
+@pytest.mark.parametrize(
+    ("modes", "axes", "message"),
+    [
+        ("mine", ("mine.bit=3",), r"'mine\.bit'.*mine\.bits"),
+        ("mine", ("other.bits=3",), r"'other\.bits'"),
+        ("mine", ("mine.bits=3,x",), r"mine\.bits=x"),
+        ("mine", ("mine.flag=yes",), r"mine\.flag=yes.*true or false"),
+        ("mine", ("mine.bits",), "no values"),
+        ("mine", ("mine.bits=3", "mine.bits=4"), r"two --axis of mine\.bits"),
+        ("bf16,mxfp8", ("mine.bits=3",), "changes nothing"),
+    ],
+)
+def test_an_option_that_a_quantizer_lacks_is_refused(modes, axes, message):
+    with pytest.raises(MqoError, match=message):
+        variants(modes, axes=axes)

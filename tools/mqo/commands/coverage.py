@@ -9,6 +9,8 @@ import typer
 from mqo.commands.options import (
     GemmsOption,
     JsonOption,
+    PluginOption,
+    PluginOptionOption,
     TreeOption,
     WithOption,
     WithoutOption,
@@ -28,6 +30,8 @@ def coverage(
     recipe: Annotated[str | None, typer.Option(help="A recipe for the linear layers.")] = None,
     without: WithoutOption = None,
     with_: WithOption = None,
+    plugin: PluginOption = None,
+    plugin_option: PluginOptionOption = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
     as_json: JsonOption = False,
     tree: TreeOption = None,
@@ -35,11 +39,13 @@ def coverage(
     """Show every matrix product of a training step, its type, and the share that is quantized."""
     from mqo.launch import coverage as program
     from mqo.launch.config import resolve
+    from mqo.launch.plugins import PluginChoice, refuse_unused
     from mqo.matrix import tables
     from mqo.overlay.series import Series
     from mqo.recipes.recipe import chosen
 
     project = Project.here()
+    plugins = PluginChoice.from_options(plugin, plugin_option)  # before names are checked
     choice = tables.check_gemms(gemms)
     chosen_recipe = chosen(recipe, without or (), with_ or ())
     if mode is None and chosen_recipe is None:
@@ -47,7 +53,17 @@ def coverage(
     mode = mode or tables.UNQUANTIZED  # for attention, which recipes do not quantize
     # The sizes do not depend on the dataset.
     dataset = next(iter(tables.datasets()))
-    config = resolve(model, dataset, mode, training_config, gemms=choice, recipe=chosen_recipe)
+    config = resolve(
+        model,
+        dataset,
+        mode,
+        training_config,
+        gemms=choice,
+        recipe=chosen_recipe,
+        plugins=plugins.files,
+        plugin_options=plugins.options,
+    )
+    refuse_unused(plugins.files, plugins.options, [config.quantization])
     result = program.of_config(project, settled(tree), Series.of_project(project), config)
     differing = program.differing_layers(config, result)
     facts = program.names(config) | result.as_table() | {"differing": differing}

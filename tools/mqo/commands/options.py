@@ -34,6 +34,16 @@ EntriesArgument = Annotated[
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Overwrite hand edits; a copy is kept in .mqo/kept.")
 ]
+PluginOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FILE", help="Python file whose quantizers become types of modes; repeatable."
+    ),
+]
+PluginOptionOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="T.NAME=VALUE", help="Option of such a quantizer T; repeatable."),
+]
 CHECKPOINTS = "A run, a checkpoint folder, or the folder of one iteration."
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="A tokenizer folder; by default the training's.")

@@ -11,6 +11,8 @@ from mqo.commands.options import (
     AxisOption,
     FlagsArgument,
     GemmsOption,
+    PluginOption,
+    PluginOptionOption,
     RecipesOption,
     TrainingOption,
 )
@@ -61,6 +63,8 @@ def sweep(
     modes: Modes = None,
     recipes: RecipesOption = "",
     axis: AxisOption = None,
+    plugin: PluginOption = None,
+    plugin_option: PluginOptionOption = None,
     training_config: TrainingOption = "tiny",
     jobs: Jobs = None,
     seeds: Seeds = "",
@@ -80,6 +84,7 @@ def sweep(
     Exit 1 if a run failed twice; the others still run.
     """
     from mqo.launch.config import Cluster
+    from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
     from mqo.output import folder_of
     from mqo.project import Project
@@ -96,6 +101,7 @@ def sweep(
         training_config,
         recipes=recipes,
         axes=tuple(axis or ()),
+        plugins=PluginChoice.from_options(plugin, plugin_option),
         seeds=_seeds(seeds),
         extra_flags=tuple(flags or ()),
         gemms=tables.check_gemms(gemms),

@@ -291,13 +291,9 @@ def _plugins(
     recipe: Recipe | None, files: Iterable[Path], options: Iterable[str]
 ) -> tuple[RunPlugin, ...]:
     """Return the quantizers of the files and of the recipe; options override the recipe's."""
-    named = [Path(file) for file in recipe.plugins] if recipe else []
-    of_recipe = recipe.plugin_options if recipe else {}
-    plugins = plugins_of([*files, *named], options)
-    return tuple(
-        plugin.model_copy(update={"options": of_recipe.get(plugin.name, {}) | plugin.options})
-        for plugin in plugins
-    )
+    if recipe is None:
+        return plugins_of(files, options)
+    return plugins_of([*files, *map(Path, recipe.plugins)], options, recipe.plugin_options)
 
 
 def all_types(

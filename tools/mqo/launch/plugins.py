@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os.path import realpath
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +19,7 @@ from mqo.errors import PluginError
 from mqo.matrix.tables import check_choice
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugin_source import digest_of, local_files
-from mqo.quant.plugins import Plugin
+from mqo.quant.plugins import Plugin, is_value
 from mqo.recipes.quantizers import declare_file
 from mqo.runs import RunFolder
 
@@ -48,8 +50,28 @@ class RunPlugin(BaseModel):
     @property
     def label(self) -> str:
         """Return its version and options, for the name of a run."""
-        words = [f"{name}={_text(value)}" for name, value in sorted(self.options.items())]
+        words = [f"{name}={shown(value)}" for name, value in sorted(self.options.items())]
         return " ".join([self.digest[:SHOWN], *words])
+
+
+@dataclass(frozen=True)
+class PluginChoice:
+    """The files of --plugin, and the texts of --plugin-option."""
+
+    files: tuple[Path, ...] = ()
+    options: tuple[str, ...] = ()
+
+    @classmethod
+    def from_options(
+        cls, files: Iterable[Path] | None, options: Iterable[str] | None
+    ) -> PluginChoice:
+        """Return the choice of a command line; the quantizers of its files become types."""
+        choice = cls(tuple(files or ()), tuple(options or ()))
+        declare_files(choice.files)
+        return choice
+
+
+NO_PLUGINS = PluginChoice()
 
 
 class Quantizes(Protocol):
@@ -66,6 +88,8 @@ class Quantizes(Protocol):
 
 def declare_rows(plugins: Iterable[Any]) -> None:
     """Make the quantizers of a run's record types; ValueError for a damaged record."""
+    if not isinstance(plugins, list | tuple):
+        raise ValueError(f"plugins = {plugins!r} is not a list")
     for plugin in plugins:
         read = plugin if isinstance(plugin, RunPlugin) else RunPlugin.model_validate(plugin)
         read.row().declare(read.name)
@@ -74,19 +98,25 @@ def declare_rows(plugins: Iterable[Any]) -> None:
 def declare_files(files: Iterable[Path]) -> None:
     """Make the quantizers of files types; PluginError if a file declares none."""
     for file in files:
-        declare_file(file.resolve())
+        declare_file(file)
 
 
-def plugins_of(files: Iterable[Path], options: Iterable[str] = ()) -> tuple[RunPlugin, ...]:
+def plugins_of(
+    files: Iterable[Path],
+    options: Iterable[str] = (),
+    of_recipe: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[RunPlugin, ...]:
     """Return the quantizers of files, which become types, with options as NAME.OPTION=VALUE.
 
+    They override those of a recipe.
+
     Raises:
-        PluginError: a file declares no quantizer, two files have the same name or quantizer, or an
-            option is invalid.
+        PluginError: a file declares no quantizer or imports a module that is not Python, two files
+            have the same name or quantizer, or an option is invalid.
     """
     plugins: dict[str, RunPlugin] = {}
     known: dict[str, Plugin] = {}
-    files = list(dict.fromkeys(path.resolve() for path in files))
+    files = list(dict.fromkeys(Path(realpath(path)) for path in files))
     for path in files:
         twins = [str(other) for other in files if other.stem == path.stem and other != path]
         if twins:
@@ -104,26 +134,50 @@ def plugins_of(files: Iterable[Path], options: Iterable[str] = ()) -> tuple[RunP
                 name=name,
                 file=f"plugins/{path.stem}/{path.name}",
                 source=path,
-                digest=digest_of(path),
+                digest=_digest(path),
                 declared=plugin.declaration,
             )
-    for name, chosen in _options(options, known).items():
-        plugins[name] = plugins[name].model_copy(update={"options": chosen})
+    chosen: dict[str, dict[str, Any]] = {n: {**o} for n, o in (of_recipe or {}).items()}
+    for text in options:
+        name, option, value = chosen_option(text, known)
+        chosen.setdefault(name, {})[option] = value  # the last text of an option decides
+    for name, values in chosen.items():
+        other = {key: v for key, v in values.items() if v != known[name].options[key]}
+        plugins[name] = plugins[name].model_copy(update={"options": other})
     return tuple(plugins.values())
 
 
-def _options(given: Iterable[str], known: Mapping[str, Plugin]) -> dict[str, dict[str, Any]]:
-    """Return {quantizer: {option: value}} of texts NAME.OPTION=VALUE, without default values."""
-    chosen: dict[str, dict[str, Any]] = {}
-    for text in given:
-        name, option, word = split_option(text)
-        check_choice("quantizer of a --plugin", name, known)
-        check_choice(f"option of {name}", option, known[name].options)
-        default = known[name].options[option]
-        value = _value(text, word, default)
-        if value != default:
-            chosen.setdefault(name, {})[option] = value
-    return chosen
+def _digest(path: Path) -> str:
+    try:
+        return digest_of(path)
+    except ValueError as error:
+        raise PluginError(
+            f"The modules that {path} imports cannot be read: {error}", expected="files of Python"
+        ) from None
+
+
+def chosen_option(text: str, known: Mapping[str, Plugin]) -> tuple[str, str, Any]:
+    """Return quantizer, option and value of a text NAME.OPTION=VALUE.
+
+    Raises:
+        UnknownNameError: the quantizer is not known, or has no such option.
+        PluginError: no quantizer is known, the text has another form, or its value has another type
+            than the default.
+    """
+    name, option, word = split_option(text)
+    check_known(name, known)
+    check_choice(f"option of {name}", option, known[name].options)
+    return name, option, _value(text, word, known[name].options[option])
+
+
+def check_known(name: str, known: Collection[str]) -> None:
+    """Raise UnknownNameError for an unknown quantizer of the user, PluginError if all are."""
+    if not known:
+        raise PluginError(
+            f"An option of a quantizer {name} was given, but no file of quantizers",
+            expected="--plugin FILE, or a recipe that names one",
+        )
+    check_choice("quantizer of a --plugin", name, known)
 
 
 def split_option(text: str) -> tuple[str, str, str]:
@@ -141,15 +195,16 @@ def _value(text: str, word: str, default: Any) -> Any:
     if kind is bool and word in _SWITCHES:
         return _SWITCHES[word]
     try:
-        if kind is not bool:
-            return kind(word)
+        if kind is not bool and is_value(value := kind(word)):
+            return value
     except ValueError:
         pass
     expected = "true or false" if kind is bool else f"a value like {default!r}"
     raise PluginError(f"The option '{text}' has no valid value", expected=expected)
 
 
-def _text(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return the value of an option as `--plugin-option` takes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -170,8 +225,8 @@ def refuse_unused(files: Iterable[Path], options: Iterable[str], runs: Sequence[
     """
     sources = {plugin.source for run in runs for plugin in run.plugins}
     for file in files:
-        if file.resolve() not in sources:
-            names = " and ".join(declare_file(file.resolve()))
+        if Path(realpath(file)) not in sources:
+            names = " and ".join(declare_file(file))
             raise PluginError(
                 f"--plugin {file} changes nothing: no operand is of type {names}",
                 expected="a mode, a recipe or a schedule with this type",
@@ -189,12 +244,19 @@ def copy_files(plugins: Iterable[RunPlugin], folder: RunFolder) -> None:
     """Copy the files of quantizers, and the modules that they import, into a run's folder.
 
     Raises:
-        PluginError: a file has changed since its digest was recorded.
+        PluginError: a file is gone, or has changed since its digest was recorded.
     """
     for path, target in {p.source: folder.root / p.file for p in plugins}.items():
-        for file in local_files(path):
-            copy = target.parent / file.relative_to(path.parent)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(file, copy)
-        if {digest_of(target)} != {plugin.digest for plugin in plugins if plugin.source == path}:
+        try:
+            for file in local_files(path):
+                copy = target.parent / file.relative_to(path.parent)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
+            digest = digest_of(target)
+        except ValueError as error:  # not Python any more, or gone
+            raise PluginError(
+                f"A file of quantizers has changed since the run was planned: {error}",
+                expected="no change",
+            ) from None
+        if {digest} != {plugin.digest for plugin in plugins if plugin.source == path}:
             raise PluginError(f"{path} has changed since the run was planned", expected="no change")

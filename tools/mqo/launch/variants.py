@@ -11,7 +11,9 @@ from typing import Any
 from mqo.errors import MqoError
 from mqo.launch.effects import quant_config, unread_excludes, unread_options, unread_schedules
 from mqo.launch.options import OPTIONS, split
+from mqo.launch.plugins import chosen_option, shown
 from mqo.matrix import tables
+from mqo.quant.plugins import PLUGINS
 from mqo.recipes import recipe as recipes
 
 SCHEDULE = "schedule"
@@ -41,20 +43,22 @@ def variants(
     """Return the modes with each combination of the axes' values, and then the recipes.
 
     `modes` None means those that have scripts, or only bf16 if there are recipes; '' means none. A
-    mode that does not read an axis appears once, without it. Axes do not apply to recipes.
+    mode that does not read an axis appears once, without it. Axes do not apply to recipes. An axis
+    is an option of all quantizers, or QUANTIZER.OPTION of a quantizer of the user that is a type.
     `recipe_list` is separated by commas; each item is a name or a file, with its changes, as in
     'nvfp4 without hadamard'.
 
     Raises:
-        MqoError: a text is not an axis or not a recipe, or no mode reads an axis.
+        MqoError: a text is not an axis or not a recipe, two axes are of the same option, or no mode
+            reads an axis.
         UnknownNameError: a name is unknown.
     """
     if modes is None:
         scripts = ",".join(mode.name for mode in tables.script_modes())
         modes = tables.UNQUANTIZED if recipe_list else scripts
-    chosen, names = dict(map(_axis, axes)), tables.expand_modes(modes) if modes else []
+    chosen, names = _axes(axes), tables.expand_modes(modes) if modes else []
     read: dict[str, set[str]] = {mode: _read_axes(mode, chosen, gemms) for mode in names}
-    for name, text in zip(chosen, axes, strict=False):
+    for name, text in zip(chosen, axes, strict=True):
         if not any(name in axes_read for axes_read in read.values()):
             raise MqoError(
                 f"--axis {text} changes nothing in the modes {', '.join(names) or '(none)'}",
@@ -86,8 +90,9 @@ def _read_options(mode: str, options: Mapping[str, Any], gemms: tables.Gemms) ->
     """Return the options that an operand of the mode reads."""
     types = tables.modes()[mode].types(gemms)
     schedule = options.get(SCHEDULE, ())
+    own = {name for name in options if _is_own(name)}
     chosen = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items() if v != ()}
-    chosen.pop(SCHEDULE, None)
+    chosen = {k: v for k, v in chosen.items() if k != SCHEDULE and k not in own}
     try:
         config = quant_config(types, chosen, schedule)
     except MqoError:  # a schedule of linear layers in a mode of attention
@@ -98,17 +103,24 @@ def _read_options(mode: str, options: Mapping[str, Any], gemms: tables.Gemms) ->
         unread.add("exclude")
     if schedule and len(unread_schedules(config)) == len(config.schedule):
         unread.add(SCHEDULE)
+    unread |= {name for name in own if name.partition(".")[0] not in config.own_types()}
     return {k: v for k, v in options.items() if k not in unread}
 
 
 def _of_mode(mode: str, options: Mapping[str, Any]) -> Variant:
-    shown = {name: _shown(value) for name, value in options.items()}
-    name = "_".join([mode, *(f"{k.replace('_', '-')}-{v}" for k, v in shown.items())])
-    rest = {key: value for key, value in options.items() if value not in ((), False)}
-    words = ("--quantization", mode, *_words(rest))
+    parts = [f"{name.replace('_', '-')}-{_part(value)}" for name, value in options.items()]
+    own = tuple(f"{name}={shown(value)}" for name, value in options.items() if _is_own(name))
+    rest: dict[str, Any] = {
+        name: value
+        for name, value in options.items()
+        if not _is_own(name) and value not in ((), False)
+    }
+    words = ["--quantization", mode, *_words(rest)]
+    words += [word for text in own for word in ("--plugin-option", text)]
+    rest |= {"plugin_options": own} if own else {}
     if tables.modes()[mode].linear == tables.NONE:
         rest["gemms"] = "fprop"  # --gemms all changes nothing in this mode
-    return Variant(name, mode, rest, words)
+    return Variant("_".join([mode, *parts]), mode, rest, tuple(words))
 
 
 def _of_recipe(text: str) -> Variant:
@@ -125,14 +137,31 @@ def _of_recipe(text: str) -> Variant:
     )
 
 
+def axis_name(text: str) -> str:
+    """Return the option in the text of an axis."""
+    return text.partition("=")[0].strip().replace("-", "_")
+
+
+def _axes(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """Return {option: values} of the texts of axes."""
+    axes: dict[str, list[Any]] = {}
+    for text in texts:
+        name, values = _axis(text)
+        if name in axes:
+            raise MqoError(f"There are two --axis of {name}", expected="one with all values")
+        axes[name] = values
+    return axes
+
+
 def _axis(text: str) -> tuple[str, list[Any]]:
     """Return the option and the values in a text such as 'rounding=nearest-even,stochastic'.
 
     Values with commas in them are separated by '|'.
     """
-    name, _, listed = text.partition("=")
-    name = name.strip().replace("-", "_")
-    tables.check_choice("option of the quantizers for --axis", name, (SCHEDULE, *split(OPTIONS)[0]))
+    name, listed = axis_name(text), text.partition("=")[2]
+    own = [f"{plugin.name}.{option}" for plugin in PLUGINS.values() for option in plugin.options]
+    valid = (SCHEDULE, *split(OPTIONS)[0], *own)
+    tables.check_choice("option of the quantizers for --axis", name, valid)
     between = "|" if "|" in listed or name == SCHEDULE else ","
     words = list(dict.fromkeys(word for word in map(str.strip, listed.split(between)) if word))
     if not words:
@@ -140,7 +169,14 @@ def _axis(text: str) -> tuple[str, list[Any]]:
     return name, [_value(text, name, word) for word in words]
 
 
+def _is_own(name: str) -> bool:
+    """Return whether an axis is QUANTIZER.OPTION, of a quantizer of the user."""
+    return "." in name
+
+
 def _value(axis: str, name: str, word: str) -> Any:
+    if _is_own(name):
+        return chosen_option(f"{name}={word}", PLUGINS)[2]
     if name == SCHEDULE or OPTIONS[name].many:
         return () if word == tables.NONE else (word,)
     kind = OPTIONS[name].kind
@@ -155,9 +191,9 @@ def _value(axis: str, name: str, word: str) -> Any:
     return int(word) if kind is int else word
 
 
-def _shown(value: Any) -> str:
+def _part(value: Any) -> str:
     """Return a value for the name of a folder."""
-    text = (" ".join(value) or tables.NONE) if isinstance(value, tuple) else str(value).lower()
+    text = (" ".join(value) or tables.NONE) if isinstance(value, tuple) else shown(value)
     return re.sub(r"[^\w.+-]+", "-", text)
 
 

@@ -2,17 +2,28 @@
 
 import hashlib
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
 from mqo.launch.effects import quant_config, unread_excludes
 from mqo.launch.naming import folder_part
+from mqo.launch.plugins import (
+    NO_PLUGINS,
+    SHOWN,
+    PluginChoice,
+    check_known,
+    declare_files,
+    refuse_unused,
+    split_option,
+)
 from mqo.launch.prepare import check_config
-from mqo.launch.variants import Variant, variants
+from mqo.launch.variants import Variant, axis_name, variants
 from mqo.matrix import tables
+from mqo.recipes.quantizers import declare_file
 
 
 @dataclass(frozen=True)
@@ -24,8 +35,11 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Return the name for tables."""
-        return self.name + self.config.mode_label.removeprefix(self.config.quantization.name)
+        """Return the name for tables, with the versions of the user's quantizers."""
+        quant = self.config.quantization
+        digests = [p.digest[:SHOWN] for p in quant.plugins if p.name in quant.all_types]
+        name = " ".join([self.name, *dict.fromkeys(digests)])
+        return name + self.config.mode_label.removeprefix(quant.name)
 
     @property
     def digest(self) -> str:
@@ -54,40 +68,112 @@ def jobs(
     axes: Sequence[str] = (),
     seeds: Sequence[int] = (),
     extra_flags: tuple[str, ...] = (),
+    plugins: PluginChoice = NO_PLUGINS,
     **rest: Any,
 ) -> list[Job]:
     """Return a job for each combination of model, dataset, seed and way to quantize.
 
     Each list is 'all', or names and globs separated by commas; UnknownNameError lists the valid
     names, but with a `data_prefix` any dataset name is valid. For `modes`, `recipes` and `axes` see
-    mqo.launch.variants. `rest` is passed to `resolve`; a variant may override it. Neighbors in the
-    list have different datasets: see `data_key`.
+    mqo.launch.variants. `plugins` are quantizers of the user; MqoError if no job uses a file or an
+    option of them. `rest` is passed to `resolve`; a variant may override it. Neighbors in the list
+    have different datasets: see `data_key`.
+    """
+    declare_files(plugins.files)  # before their names are types
+    _check_set_once(axes, plugins.options)
+    ways = variants(modes, recipes, axes, rest.get("gemms", "fprop"))
+    each_seed: list[int | None] = [*dict.fromkeys(seeds)] or [None]
+    product = itertools.product(
+        tables.expand("model", tables.models(), models),
+        _with_settings(ways, plugins, rest),
+        each_seed,
+        _datasets(datasets, rest.get("data_prefix")),
+    )
+    result: dict[str, Job] = {}
+    for model, way, seed, dataset in product:
+        flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
+        config = resolve(model, dataset, way.mode, training, extra_flags=flags, **way.rest)
+        experiment = config.experiment
+        name = f"{folder_part(experiment.model_name)}_{experiment.dataset.name}_{way.name}"
+        name += "" if seed is None else f"_seed{seed}"
+        _add(result, Job(name, config))
+    refuse_unused(
+        plugins.files, plugins.options, [job.config.quantization for job in result.values()]
+    )
+    return list(result.values())
+
+
+def _with_settings(
+    ways: Sequence[Variant], plugins: PluginChoice, rest: Mapping[str, Any]
+) -> list[Variant]:
+    """Return the variants with the settings of all runs that apply to them.
+
+    Raises:
+        MqoError: --gemms or a pattern of --exclude applies to none of them.
     """
     gemms = rest.get("gemms", "fprop")
-    ways = variants(modes, recipes, axes, gemms)
     if gemms != "fprop" and all(way.rest.get("gemms") == "fprop" for way in ways):
         raise MqoError(
             f"--gemms {gemms} changes nothing: no mode quantizes linear layers",
             expected="a mode that does; a recipe has a type for each GEMM",
         )
-    excludes = _excludes(ways, rest.pop("exclude", ()), gemms)
-    each_seed: list[int | None] = [*dict.fromkeys(seeds)] or [None]
-    product = itertools.product(
-        tables.expand("model", tables.models(), models),
-        ways,
-        each_seed,
-        _datasets(datasets, rest.get("data_prefix")),
-    )
-    result = []
-    for model, way, seed, dataset in product:
-        flags = extra_flags if seed is None else (*extra_flags, "--seed", str(seed))
-        more = {**rest, "exclude": excludes[way.name], **way.rest}
-        config = resolve(model, dataset, way.mode, training, extra_flags=flags, **more)
-        experiment = config.experiment
-        name = f"{folder_part(experiment.model_name)}_{experiment.dataset.name}_{way.name}"
-        name += "" if seed is None else f"_seed{seed}"
-        result.append(Job(name, config))
-    return result
+    excludes = _excludes(ways, rest.get("exclude", ()), gemms)
+    options = _plugin_options(ways, plugins)
+    return [
+        replace(
+            way,
+            rest={
+                **rest,
+                "exclude": excludes[way.name],
+                **way.rest,
+                "plugins": plugins.files,
+                "plugin_options": (*options[way.name], *way.rest.get("plugin_options", ())),
+            },
+        )
+        for way in ways
+    ]
+
+
+def _add(jobs: dict[str, Job], job: Job) -> None:
+    """Add a job by its name; MqoError if another one has the name."""
+    other = jobs.setdefault(job.name, job)
+    if other is not job and other.digest != job.digest:
+        raise MqoError(
+            f"Two different runs would be called {job.name}",
+            expected="recipes or values that differ in letters, digits and _.+-",
+        )
+
+
+def _check_set_once(axes: Sequence[str], plugin_options: Sequence[str]) -> None:
+    """Raise MqoError if an axis sets what --plugin-option sets."""
+    names = {axis_name(text) for text in axes}
+    for text in plugin_options:
+        name, option, _ = split_option(text)
+        if f"{name}.{option}" in names:
+            raise MqoError(
+                f"--plugin-option {text} and --axis both set {name}.{option}",
+                expected="one of them",
+            )
+
+
+def _plugin_options(ways: Sequence[Variant], plugins: PluginChoice) -> dict[str, tuple[str, ...]]:
+    """Return {variant: options of the quantizers in its files}; those of a recipe are its own.
+
+    Raises:
+        PluginError, UnknownNameError: an option is of a quantizer in no file.
+    """
+    known: dict[str, set[str]] = {}
+    for way in ways:
+        recipe = way.rest.get("recipe")
+        files = [*plugins.files, *map(Path, recipe.plugins if recipe else ())]
+        known[way.name] = {name for file in files for name in declare_file(file)}
+    names = {text: split_option(text)[0] for text in plugins.options}
+    for name in names.values():
+        check_known(name, sorted(set[str]().union(*known.values())))
+    return {
+        variant: tuple(text for text, name in names.items() if name in own)
+        for variant, own in known.items()
+    }
 
 
 def _excludes(

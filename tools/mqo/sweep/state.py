@@ -132,7 +132,7 @@ class SweepFolder:
             if not same:
                 raise MqoError(
                     f"{self.file} holds {entry.name} with other settings",
-                    expected="the same training configuration and flags as before",
+                    expected="the same training configuration, flags and quantizers as before",
                     help="Give another folder with -o",
                 )
 
