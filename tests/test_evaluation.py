@@ -11,7 +11,7 @@ import pytest
 from mqo.errors import CheckpointError
 from mqo.launch import convert, evaluation, tasks
 from mqo.launch.config import resolve
-from mqo.launch.evaluation import AS_TRAINED, SavedModel
+from mqo.launch.forward_pass import AS_TRAINED, SavedModel
 
 pytest.importorskip("torch")
 from . import real_runs

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 from mqo.launch import convert, evaluation
-from mqo.launch.evaluation import AS_TRAINED, SavedModel
 from mqo.launch.export import export
+from mqo.launch.forward_pass import AS_TRAINED, SavedModel
 
 pytest.importorskip("modelopt")
 pytest.importorskip("transformers")

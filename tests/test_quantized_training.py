@@ -10,7 +10,7 @@ import pytest
 from mqo.errors import CheckpointError, RunError
 from mqo.launch import convert, evaluation
 from mqo.launch.config import Cluster, resolve
-from mqo.launch.evaluation import SavedModel
+from mqo.launch.forward_pass import SavedModel
 from mqo.launch.run import Result
 from mqo.report.collect import collect
 from mqo.run_records import parsed

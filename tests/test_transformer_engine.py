@@ -6,7 +6,7 @@ from mqo.errors import RunError
 from mqo.launch import evaluation
 from mqo.launch import run as run_module
 from mqo.launch.config import resolve
-from mqo.launch.evaluation import SavedModel
+from mqo.launch.forward_pass import SavedModel
 from mqo.recipes import recipe as recipes
 
 pytest.importorskip("torch")

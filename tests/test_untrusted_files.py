@@ -178,6 +178,13 @@ REASONS = {
     "a file that the caller of the library names, in Python": [f"{Q}recipe.py::Recipe.load x2"],
     "code of the user, which the command or the caller names to run": [
         f"{Q}plugin_file.py::load_quantizers",
+        f"{T}launch/plugins.py::copy_files",
+    ],
+    "a regular file of a bounded size, which is checked in the same function": [
+        f"{Q}plugin_source.py::_read",
+    ],
+    "a text in a checkpoint, of a bounded size": [
+        f"{R}plugin_states.py::load_states",
     ],
     "runs without this package, next to a folder that its user exported": [
         "Megatron-LM/tools/dequantize.py::",

@@ -16,6 +16,7 @@ from megatron.training import arguments
 from mqo.megatron.run import checkpoints, guard, resumed_types
 from mqo.megatron.run.errors import InferenceError, SavedError, building_tokenizer, leave, reading
 from mqo.megatron.run.foreign_tokenizer import check_tokenizer
+from mqo.megatron.run.plugin_states import load_states
 from mqo.megatron.run.saved_args import check_kinds, model_arguments
 from mqo.megatron.run.unpickle import FORMAT_FILE, check_metadata
 from mqo.quant.schedule import parse_schedule, type_at
@@ -67,19 +68,22 @@ def find_checkpoint(path: Path) -> Path:
 def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
     """Return {site: type} of the last step before a folder was written; {} if not recorded.
 
+    A type may be unknown here, such as a quantizer of the user.
+
     Raises:
         CheckpointError: the record has another kind.
-        SavedError: the record has types that this release does not know.
+        SavedError: the record is no schedule of types.
     """
     check_kinds(vars(saved), folder)
     step = max(0, (iteration(folder) or 0) - 1)
     types = getattr(saved, resumed_types.TYPES, {})
     total = getattr(saved, "train_iters", None)
     try:
-        return {site: type_at(parse_schedule(text), step, total) for site, text in types.items()}
+        schedules = {site: parse_schedule(text, any_type=True) for site, text in types.items()}
+        return {site: type_at(phases, step, total) for site, phases in schedules.items()}
     except ValueError as error:
         raise SavedError(
-            f"{folder} records unknown types: {error}", "types of this release"
+            f"{folder} records no types: {error}", "a schedule of types for each site"
         ) from error
 
 
@@ -132,6 +136,7 @@ def load(
     with typed_build_errors(f"The arguments in {folder}"):
         model = build(args)
     load_weights(model, folder)
+    load_states(saved, is_fixed=True)
     return args, model.eval()
 
 

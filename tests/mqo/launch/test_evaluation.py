@@ -9,7 +9,8 @@ import pytest
 from mqo import cli
 from mqo.errors import CheckpointError, DataError
 from mqo.launch import evaluation
-from mqo.launch.evaluation import AS_TRAINED, Loss, SavedModel, loss_lines
+from mqo.launch.evaluation import Loss, loss_lines
+from mqo.launch.forward_pass import AS_TRAINED, SavedModel, recipe_rows
 
 # Says what it was told: each word as it came, and the quant.toml.
 EVALUATE = """
@@ -189,11 +190,11 @@ def test_rows_of_a_recipe_are_those_of_its_own_types_alone(tmp_path):
         '[asked]\nfprop = "nvfp4"\ndgrad = "mxfp4"\n[operands]\n'
         '"fprop.weight" = { tile = "square" }\n[[rules]]\nlayers = "a"\nquant_type = "none"\n'
     )
-    rows = evaluation.recipe_rows(path, {"fprop": "nvfp4"})
+    rows = recipe_rows(path, {"fprop": "nvfp4"})
     assert rows["operands"] == {"fprop.weight": {"tile": "square"}}
     assert rows["rules"] == [{"layers": "a", "quant_type": "none"}]
-    assert evaluation.recipe_rows(path, {"fprop": "mxfp8"}) == {}
-    assert evaluation.recipe_rows(None, {"fprop": "nvfp4"}) == {}
+    assert recipe_rows(path, {"fprop": "mxfp8"}) == {}
+    assert recipe_rows(None, {"fprop": "nvfp4"}) == {}
     assert evaluation._options(path) == {}
 
 
@@ -216,5 +217,5 @@ def test_rows_of_a_recipe_stay_in_a_later_phase(tmp_path):
         '[asked]\nfprop = "nvfp4"\n[schedule]\nfprop = "nvfp4 until 0.5, then mxfp8"\n'
         '[[rules]]\nlayers = "a"\nquant_type = "none"\n'
     )
-    assert evaluation.recipe_rows(path, {"fprop": "mxfp8"})["rules"]
-    assert evaluation.recipe_rows(path, {"fprop": "hif4"}) == {}
+    assert recipe_rows(path, {"fprop": "mxfp8"})["rules"]
+    assert recipe_rows(path, {"fprop": "hif4"}) == {}

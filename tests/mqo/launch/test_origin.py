@@ -21,6 +21,9 @@ def run(project, tmp_path):
     (found.source / "megatron").mkdir(parents=True)
     (found.source / "pretrain_gpt.py").write_text("print()")
     (found.source / "megatron/a.py").write_text("a = 1")
+    (found.plugins / "mine").mkdir(parents=True)
+    for name in ("mine.py", "helper.py"):
+        (found.plugins / "mine" / name).write_text("a = 1")
     for path in (found.command, found.config, found.quant_config, found.metrics):
         path.write_text("{}")
     sign(project, found)
@@ -73,8 +76,41 @@ def linked_source(run):
     (run.source / "megatron/a.py").symlink_to(run.root / "a.py")
 
 
+def another_quantizer(run):
+    (run.plugins / "mine/mine.py").write_text("a = 2")
+
+
+def another_module_of_a_quantizer(run):
+    (run.plugins / "mine/helper.py").write_text("a = 2")
+
+
+def more_modules_of_a_quantizer(run):
+    (run.plugins / "mine/torch.py").write_text("")
+
+
+def fewer_modules_of_a_quantizer(run):
+    (run.plugins / "mine/helper.py").unlink()
+
+
+def moved_quantizer(run):
+    (run.plugins / "mine").rename(run.plugins / "other")
+
+
+def linked_quantizer(run):
+    (run.plugins / "mine/mine.py").rename(run.root / "mine.py")
+    (run.plugins / "mine/mine.py").symlink_to(run.root / "mine.py")
+
+
+def linked_folder_of_a_quantizer(run):
+    (run.plugins / "mine").rename(run.root / "mine")
+    (run.plugins / "mine").symlink_to(run.root / "mine")
+
+
 CHANGES = [unsigned, wrongly_signed, not_text, another_command, another_source, more_source]
 CHANGES += [less_source, moved_source, other_options, another_configuration, linked_source]
+CHANGES += [another_quantizer, another_module_of_a_quantizer, more_modules_of_a_quantizer]
+CHANGES += [fewer_modules_of_a_quantizer, moved_quantizer, linked_quantizer]
+CHANGES += [linked_folder_of_a_quantizer]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -87,8 +123,9 @@ def test_a_changed_run_is_foreign(project, run, change):
 def test_what_a_run_writes_later_and_bytecode_do_not_count(project, run):
     run.metrics.write_text("more")
     run.result.write_text("{}")
-    (run.source / "__pycache__").mkdir()
-    (run.source / "__pycache__/a.pyc").write_bytes(b"code")
+    for folder in (run.source, run.plugins / "mine"):
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__/a.pyc").write_bytes(b"code")
     assert is_own(project, run)
 
 

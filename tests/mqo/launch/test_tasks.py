@@ -5,7 +5,7 @@ import json
 import pytest
 from mqo.errors import CheckpointError, SetupError
 from mqo.launch import evaluation, tasks
-from mqo.launch.evaluation import SavedModel
+from mqo.launch.forward_pass import SavedModel
 from mqo.launch.tasks import HELD_OUT, Score
 
 # Says what it was told, and scores one metric of each task.

@@ -7,7 +7,8 @@ from mqo.errors import MqoError, UnknownNameError
 from mqo.launch.config import resolve
 from mqo.launch.options import quant_toml
 from mqo.quant.config import parse
-from mqo.quant.recipe import INGREDIENTS, KEPT, Rule
+from mqo.quant.plugins import PLUGINS
+from mqo.quant.recipe import INGREDIENTS, KEPT, Recipe, Rule
 from mqo.recipes import recipe as recipes
 from mqo.recipes.show import resolved
 
@@ -328,3 +329,87 @@ def test_a_bare_pattern_is_of_the_linear_sites(tmp_path):
 def test_codes_that_nothing_makes_are_refused():
     with pytest.raises(MqoError, match="mxfp4-backward"):
         run(recipes.read("mxfp4-backward"), save_activations="packed")
+
+
+# -- quantizers of the user ------------------------------------------------------------------------
+
+MINE = """
+from helper_of_recipe import FACTOR
+from mqo.quant import quantizer
+
+
+@quantizer("mine", options={"gain": 2.0})
+def mine(x, context):
+    return FACTOR * context.options["gain"] * x
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A recipe with a quantizer, which has a helper."""
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (folder / "helper_of_recipe.py").write_text("FACTOR = 5\n")
+    (folder / "mine.py").write_text(MINE)
+    path = folder / "own.toml"
+    path.write_text(
+        'types = { fprop = "mine", wgrad = "mxfp8" }\nplugins = ["mine.py"]\n'
+        "[plugin_options]\nmine = { gain = 3.0 }\n"
+    )
+    yield path
+    PLUGINS.clear()
+
+
+def test_a_program_that_loads_a_recipe_runs_its_quantizers(own):
+    torch = pytest.importorskip("torch")
+    from mqo.quant.backend import fake_quantize
+
+    recipe = Recipe.load(own)
+    spec = recipe.resolved()["fprop", "weight"].spec
+    assert fake_quantize(torch.ones(4), spec).eq(15).all()
+    assert recipe == recipes.read(str(own))
+    assert PLUGINS["mine"].function is not None  # reading it again forgets nothing
+
+
+def test_a_run_with_the_recipe_keeps_its_quantizers(own):
+    config = run(recipes.read(str(own)), mode="FA_mine")
+    (plugin,) = config.quantization.plugins
+    assert (plugin.name, plugin.source) == ("mine", own.with_name("mine.py"))
+    assert plugin.options == {"gain": 3.0}
+    name, text = config.quantization.name, config.quant_toml(config.quantization.types)
+    assert plugin.label in name and config.quantization.all_types >= {"mine", "mxfp8"}
+    PLUGINS.clear()
+    options = parse(text)
+    for place in (("fprop", "x"), ("qk", "key")):
+        assert dict(options.operand_spec(*place, "a", "mine").spec.options) == {"gain": 3.0}
+    PLUGINS.clear()
+    again = type(config).model_validate_json(config.model_dump_json())
+    assert again == config and again.quantization.name == name
+
+
+@pytest.mark.parametrize(("text", "options"), [("4", {"gain": 4.0}), ("2", {})])
+def test_options_of_the_command_override_those_of_the_recipe(own, text, options):
+    """Also by the quantizer's default."""
+    config = run(recipes.read(str(own)), plugin_options=[f"mine.gain={text}"])
+    assert config.quantization.plugins[0].options == options
+
+
+def test_a_rule_may_have_a_quantizer(own):
+    own.write_text(
+        f'plugins = ["mine.py"]\n{MX}[[rules]]\nlayers = "decoder.layers.0.*"\n'
+        'quant_type = "mine"\n'
+    )
+    config = run(recipes.read(str(own)))
+    assert [plugin.name for plugin in config.quantization.plugins] == ["mine"]
+    options = parse(config.quant_toml(config.quantization.types))
+    assert options.operand_type("fprop", "x", "decoder.layers.0.a", "mxfp8") == "mine"
+
+
+@pytest.mark.parametrize("options", ["{ gian = 3.0 }", "{ gain = '3' }"])
+def test_invalid_options_of_a_quantizer_that_only_a_rule_has_are_refused(own, options):
+    own.write_text(
+        f'plugins = ["mine.py"]\n{MX}[plugin_options]\nmine = {options}\n'
+        '[[rules]]\nlayers = "a"\nquant_type = "mine"\n'
+    )
+    with pytest.raises(MqoError, match="mine"):
+        run(recipes.read(str(own)))

@@ -11,6 +11,8 @@ from mqo.commands.options import (
     CHECKPOINTS,
     IgnoreOption,
     JsonOption,
+    PluginOption,
+    PluginOptionOption,
     TokenizerOption,
     TreeOption,
     settled,
@@ -50,6 +52,8 @@ def evaluate(
     tasks_folder: TasksFolder = None,
     limit: Limit = None,
     num_fewshot: Fewshot = None,
+    plugin: PluginOption = None,
+    plugin_option: PluginOptionOption = None,
     ignore_argument: IgnoreOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
@@ -57,9 +61,11 @@ def evaluate(
     """Measure the loss of checkpoints on held-out text, or tasks, under any training mode."""
     from mqo.launch import evaluation
     from mqo.launch import tasks as harness
-    from mqo.launch.evaluation import AS_TRAINED, SavedModel
+    from mqo.launch.forward_pass import AS_TRAINED, SavedModel
+    from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
 
+    plugins = PluginChoice.from_options(plugin, plugin_option)
     names = tables.expand_modes(modes) if modes else [AS_TRAINED]
     sources = [SavedModel.find(path) for path in checkpoints]
     if tasks is not None:
@@ -71,7 +77,7 @@ def evaluate(
             limit=limit,
             shots=num_fewshot,
         )
-        scores = harness.evaluate(settled(tree), sources, names, words, stderr())
+        scores = harness.evaluate(settled(tree), sources, names, words, stderr(), plugins)
         rows = [vars(score) for score in scores]
         emit("eval", None, "\n".join(harness.score_lines(scores)), as_json, tasks=rows)
         return
@@ -81,6 +87,6 @@ def evaluate(
         )
     words = evaluation.text(data or (), text, tokenizer, tokens)
     words += evaluation.ignoring(ignore_argument or ())
-    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr())
+    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr(), plugins)
     rows = [loss.as_table() for loss in losses]
     emit("eval", None, "\n".join(evaluation.loss_lines(losses)), as_json, losses=rows)

@@ -11,6 +11,8 @@ from mqo.commands.options import (
     CHECKPOINTS,
     IgnoreOption,
     JsonOption,
+    PluginOption,
+    PluginOptionOption,
     TokenizerOption,
     TreeOption,
     settled,
@@ -39,13 +41,16 @@ def generate(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Recompute the whole text for each token.")
     ] = False,
+    plugin: PluginOption = None,
+    plugin_option: PluginOptionOption = None,
     ignore_argument: IgnoreOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
     """Generate text from prompts with a checkpoint."""
     from mqo.launch import evaluation
-    from mqo.launch.evaluation import AS_TRAINED, SavedModel
+    from mqo.launch.forward_pass import AS_TRAINED, SavedModel
+    from mqo.launch.plugins import PluginChoice
 
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not given:
@@ -59,8 +64,9 @@ def generate(
         seed=seed,
     )
     words += evaluation.ignoring(ignore_argument or ())
+    plugins = PluginChoice.from_options(plugin, plugin_option)
     source, mode = SavedModel.find(checkpoint), mode or AS_TRAINED
-    result = evaluation.generate(settled(tree), source, mode, given, words, tokenizer)
+    result = evaluation.generate(settled(tree), source, mode, given, words, tokenizer, plugins)
     written = "\n\n".join(row["prompt"] + row["text"] for row in result["texts"])
     emit("generate", None, written, as_json, **result)
 

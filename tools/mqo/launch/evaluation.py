@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,57 +20,24 @@ from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display, Say
 from mqo.errors import CheckpointError, MqoError
 from mqo.launch import bytecode
-from mqo.launch.checkpoints import TRACKER, require_files, require_tracker
 from mqo.launch.flags import platform_flags
-from mqo.launch.hf_source import refuse_hf_folder
+from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes, quant_toml_of
 from mqo.launch.machine import THREADS, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
+from mqo.launch.plugins import NO_PLUGINS, PluginChoice, copy_files
 from mqo.launch.published_args import IGNORE_FLAG
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
 from mqo.program import Watch, ask
-from mqo.run_records import QuantToml, damaged, parsed
-from mqo.runs import RunFolder, checkpoints_of
+from mqo.run_records import damaged
+from mqo.runs import RunFolder
 from mqo.untrusted import Limit, check_file, check_tokenizer, reading
 
-EVALUATE, GENERATE = "tools/evaluate.py", "tools/generate.py"
+GENERATE = "tools/generate.py"
 Measured = TypeVar("Measured")
-_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
-BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation runs
-AS_TRAINED = "as trained"
 _LARGEST = math.log(sys.float_info.max)
-
-
-@dataclass(frozen=True)
-class SavedModel:
-    """A checkpoint to run: its name in tables, its folder, and its run's quant.toml if any."""
-
-    name: str
-    folder: Path
-    quant_config: Path | None
-
-    @classmethod
-    def find(cls, path: Path) -> SavedModel:
-        """Return the model at `path`: a run, a folder of checkpoints, or one iteration's folder.
-
-        Raises:
-            CheckpointError: it holds no checkpoint.
-        """
-        path = path.resolve()
-        folder = checkpoints_of(path)
-        if not (folder / "metadata.json").is_file():
-            if not (folder / TRACKER).is_file():
-                refuse_hf_folder(path, CheckpointError)
-            expected = f"a run that saved, a folder with {TRACKER}, or the folder of an iteration"
-            require_tracker(folder, CheckpointError, expected)
-        else:
-            require_files(folder, CheckpointError)
-        near = (path, *folder.parents[:2])
-        options = [RunFolder(root).quant_config for root in near]
-        config = next((file for file in options if file.is_file()), None)
-        return cls(config.parent.name if config else path.name, folder, config)
 
 
 def text(
@@ -174,13 +140,15 @@ def evaluate(
     modes: Sequence[str],
     words: Sequence[str] = (),
     report: Say = lambda line: None,
+    plugins: PluginChoice = NO_PLUGINS,
 ) -> list[Loss]:
     """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is its own mode.
 
-    `words` is the result of `text`.
+    `words` is the result of `text`, and `plugins` are quantizers of the user.
 
     Raises:
         CheckpointError: a checkpoint or the text cannot be used.
+        PluginError: a file of quantizers cannot be used, or changes nothing.
     """
 
     def measure(model: SavedModel, quant: ForwardPass, watch: Watch) -> Loss:
@@ -189,22 +157,18 @@ def evaluate(
         loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
         return Loss(model.name, quant.name, quant.types, loss=loss, text=texts, **facts)
 
-    return each(tree, models, modes, measure, report)
+    return each(forward_passes(tree, models, modes, plugins), measure, report)
 
 
 def each(
-    tree: Tree,
-    models: Sequence[SavedModel],
-    modes: Sequence[str],
+    pairs: Sequence[tuple[SavedModel, ForwardPass]],
     measure: Callable[[SavedModel, ForwardPass, Watch], Measured],
     report: Say,
 ) -> list[Measured]:
-    """Measure each checkpoint under each mode, in this order, and show the progress."""
+    """Measure each checkpoint under its forward pass, in this order, and show the progress."""
     results = []
-    pairs = [(model, mode) for model in models for mode in modes]
     with Display.around(report).live() as display:
-        for n, (model, mode) in enumerate(pairs, 1):
-            quant = forward_pass(tree, model, mode)
+        for n, (model, quant) in enumerate(pairs, 1):
             name = quant.name
             display(f"{model.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
             count = Count(display, f"  {n} of {len(pairs)}  {name}")
@@ -219,6 +183,7 @@ def generate(
     prompts: Sequence[str],
     words: Sequence[str] = (),
     tokenizer: Path | None = None,
+    plugins: PluginChoice = NO_PLUGINS,
 ) -> dict[str, Any]:
     """Return the text after each prompt: {"mode", "types", "iteration", "texts"}.
 
@@ -230,7 +195,7 @@ def generate(
     """
     words = [*words]
     words += tokenizer_words(tokenizer)
-    quant = forward_pass(tree, model, mode)
+    ((_, quant),) = forward_passes(tree, [model], [mode], plugins)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")
@@ -249,11 +214,12 @@ def loss_lines(results: Sequence[Loss]) -> list[str]:
         first = losses[0]
         text += [heading(name, first.iteration, first.modelopt), *first.text]
         text.append(f"{first.tokens:,} tokens in windows of {first.window}, {first.dtype}")
-        text.append(f"{'mode':<24} {'loss':>9} {'perplexity':>12} {'difference':>11}")
-        for loss in losses:
+        names = [tables.mode_label(loss.mode, loss.dtype) for loss in losses]
+        width = max(24, *map(len, names))
+        text.append(f"{'mode':<{width}} {'loss':>9} {'perplexity':>12} {'difference':>11}")
+        for name, loss in zip(names, losses, strict=True):
             apart = "" if loss is first else f"{loss.loss - first.loss:+.4f}"
-            name = tables.mode_label(loss.mode, loss.dtype)
-            row = f"{name:<24} {loss.loss:>9.4f} {loss.perplexity:>#12.5g} {apart:>11}"
+            row = f"{name:<{width}} {loss.loss:>9.4f} {loss.perplexity:>#12.5g} {apart:>11}"
             text.append(row.rstrip())
         text.append("")
     return text[:-1]
@@ -263,45 +229,6 @@ def heading(checkpoint: str, iteration: int | None, modelopt: str | None) -> str
     """Return the heading of a checkpoint's table."""
     step = "" if iteration is None else f", iteration {iteration}"
     return checkpoint + step + (f", {modelopt} by ModelOpt" if modelopt else "")
-
-
-@dataclass(frozen=True)
-class ForwardPass:
-    """How a forward pass is quantized: a mode's name, {site: type}, and rows of a recipe."""
-
-    name: str
-    types: dict[str, str]
-    rows: dict[str, Any]
-
-
-def forward_pass(tree: Tree, model: SavedModel, mode: str) -> ForwardPass:
-    """Return how a mode quantizes the GEMMs of a forward pass.
-
-    For AS_TRAINED that is recorded in the checkpoint and in its run's recipe. Without a record
-    nothing is quantized: no quantized training wrote the checkpoint.
-    """
-    if mode != AS_TRAINED:
-        types = tables.pick(tables.modes(), "quantization mode", mode).types()
-        return ForwardPass(mode, _forward(types), {})
-    words = ["describe", str(model.folder)]
-    facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
-    types = _forward(facts["types"])
-    if facts["rows"] and model.quant_config is None:
-        raise CheckpointError(
-            f"{model.folder} was trained with a recipe, and there is no quant.toml next to it",
-            expected="a copy of its quant.toml in that folder, or the run itself",
-            help="To run it without the recipe, name a mode",
-        )
-    if rows := recipe_rows(model.quant_config, types):
-        return ForwardPass(AS_TRAINED, types, rows)
-    for name, known in tables.modes().items():
-        if _forward(known.types()) == types:
-            return ForwardPass(name, types, {})
-    return ForwardPass(AS_TRAINED, types, {})
-
-
-def _forward(types: Mapping[str, str]) -> dict[str, str]:
-    return {site: types.get(site, tables.NONE) for site in tables.SITES if site not in BACKWARD}
 
 
 def run(
@@ -322,7 +249,10 @@ def run(
         # Weights do not change, so quantizing each one once gives the same bits.
         options = _options(model.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
-        config.write_text(quant_toml(quant.types, options, **quant.rows), encoding="utf-8")
+        copy_files(quant.plugins, RunFolder(folder))
+        rows = {plugin.name: plugin.row().row() for plugin in quant.plugins}
+        text = quant_toml(quant.types, options, **quant.rows, plugins=rows)
+        config.write_text(text, encoding="utf-8")
         after = [*words, "--", *platform_flags(machine)]
         variables = {ENVIRONMENT_VARIABLE: str(config), THREADS: threads(machine.cores)}
         chosen = {"variables": variables, "error": CheckpointError, **watching}
@@ -331,25 +261,10 @@ def run(
 
 def _options(config: Path | None) -> dict[str, Any]:
     """Return a run's quantizer options, with the layers that it excluded."""
-    record = _said(config)
+    record = quant_toml_of(config)
     options = {name: value for name, value in record.quantizer.items() if name in OPTIONS}
     options |= {"exclude": record.layers.exclude} if record.layers.exclude else {}
     try:
         return TypeAdapter(Chosen).validate_python(options)
     except MqoError as error:
         raise damaged(config, error) from error  # type: ignore[arg-type]
-
-
-def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows of a run's recipe for `quant_toml`, if `types` occur in its schedule."""
-    record = _said(config)
-    for site, quant_type in _forward(types).items():
-        later = re.findall(r"\w+", record.schedule.get(site, ""))
-        if quant_type not in (tables.NONE, record.asked.get(site, tables.NONE), *later):
-            return {}
-    return {name: rows for name in ("operands", "rules") if (rows := getattr(record, name))}
-
-
-def _said(config: Path | None) -> QuantToml:
-    """Return the content of a quant.toml; an empty one if `config` is None."""
-    return parsed(config, QuantToml) if config else QuantToml()

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from mqo.display import Say
 from mqo.errors import ConvertError
 from mqo.launch import convert, hf_tokenizer, model_card
-from mqo.launch.evaluation import SavedModel
+from mqo.launch.forward_pass import SavedModel, quant_toml_of
 from mqo.launch.hf_source import check_hf_folder, is_hf_folder
 from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
@@ -178,5 +178,10 @@ def _config(source: Path) -> Path:
         raise ConvertError(
             f"{source} does not record how its weights were quantized",
             expected="a run, or --format TYPE to round them to that type",
+        )
+    if plugins := quant_toml_of(config).plugins:
+        raise ConvertError(
+            f"{source} was trained with {', '.join(plugins)} in Python, which have no codes",
+            expected="--format TYPE to round the weights to that type",
         )
     return config

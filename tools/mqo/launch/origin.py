@@ -63,7 +63,7 @@ def _files(run: RunFolder) -> Iterator[Path]:
     """Yield the files that a rerun executes or reads options from; ValueError for a link."""
     below = [*run.source.rglob("*"), *run.plugins.rglob("*")]
     code = [path for path in below if _BYTECODE not in path.parts]
-    for path in sorted([run.command, run.config, run.quant_config, *code]):
+    for path in sorted([run.command, run.config, run.quant_config, run.source, run.plugins, *code]):
         if path.is_symlink():
             raise ValueError(f"{path} is a link")
         if path.is_file():

@@ -14,7 +14,9 @@ from mqo.display import Say
 from mqo.errors import CheckpointError
 from mqo.extras import missing
 from mqo.launch import evaluation
-from mqo.launch.evaluation import EVALUATE, ForwardPass, SavedModel, heading, tokenizer_words
+from mqo.launch.evaluation import heading, tokenizer_words
+from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes
+from mqo.launch.plugins import NO_PLUGINS, PluginChoice
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.program import Watch
@@ -94,13 +96,15 @@ def evaluate(
     modes: Sequence[str],
     words: Sequence[str],
     report: Say = lambda line: None,
+    plugins: PluginChoice = NO_PLUGINS,
 ) -> list[Score]:
     """Return the scores of each checkpoint under each mode, in this order.
 
-    `words` is the result of `options`.
+    `words` is the result of `options`, and `plugins` are quantizers of the user.
 
     Raises:
         CheckpointError: a checkpoint or a task cannot be used.
+        PluginError: a file of quantizers cannot be used, or changes nothing.
     """
 
     def measure(model: SavedModel, quant: ForwardPass, watch: Watch) -> list[Score]:
@@ -109,7 +113,7 @@ def evaluate(
         rows = facts.pop("scores")
         return [Score(model.name, quant.name, quant.types, **row, **facts) for row in rows]
 
-    results = evaluation.each(tree, models, modes, measure, report)
+    results = evaluation.each(forward_passes(tree, models, modes, plugins), measure, report)
     return [score for scores in results for score in scores]
 
 
@@ -126,7 +130,8 @@ def _table(name: str, scores: Sequence[Score]) -> Iterator[str]:
     first = scores[0]
     yield heading(name, first.iteration, first.modelopt)
     yield f"windows of {first.window} tokens, {first.dtype}"
-    yield f"{'task, metric':<21} {'arithmetic':<25} {'value':>11} {'stderr':>9} {'n':>7}"
+    width = max(25, *(len(tables.mode_label(score.mode, score.dtype)) for score in scores))
+    yield f"{'task, metric':<21} {'arithmetic':<{width}} {'value':>11} {'stderr':>9} {'n':>7}"
     metric_of = attrgetter("task", "filter", "metric")
     metrics = list(dict.fromkeys(map(metric_of, scores)))
     together = sorted(scores, key=lambda score: metrics.index(metric_of(score)))
@@ -136,7 +141,7 @@ def _table(name: str, scores: Sequence[Score]) -> Iterator[str]:
         for score in rows:
             mode = tables.mode_label(score.mode, score.dtype)
             error = "" if score.stderr is None else f"{score.stderr:.4f}"
-            row = f"  {score.metric:<19} {mode:<25} {_shown(score.value):>11} {error:>9} "
+            row = f"  {score.metric:<19} {mode:<{width}} {_shown(score.value):>11} {error:>9} "
             yield row + f"{score.documents:>7,}"
 
 

@@ -44,15 +44,19 @@ class Phase:
 Schedule = tuple[Phase, ...]
 
 
-def parse_schedule(text: object) -> Schedule:
+def parse_schedule(text: object, any_type: bool = False) -> Schedule:
     """Read a schedule: phases separated by commas, all but the last with an end.
+
+    With `any_type` it may have unknown types.
 
     Raises:
         ValueError: the schedule is invalid, or its ends do not increase; the text gives the form.
     """
     if not isinstance(text, str):
         raise ValueError(f"invalid schedule {text!r}; valid: {FORM}")
-    phases = [_phase(part.strip().removeprefix("then ").strip()) for part in text.split(",")]
+    phases = [
+        _phase(part.strip().removeprefix("then ").strip(), any_type) for part in text.split(",")
+    ]
     ends = [phase.until for phase in phases[:-1] if phase.until is not None]
     if len(ends) < len(phases) - 1 or phases[-1].until is not None:
         raise ValueError(f"'{text}': all types but the last need an end; valid: {FORM}")
@@ -76,13 +80,14 @@ def starts(schedule: Schedule, total: int | None) -> list[int]:
     return [end for end in ends if end is not None]
 
 
-def _phase(text: str) -> Phase:
+def _phase(text: str, any_type: bool) -> Phase:
     match = _PHASE.fullmatch(text)
     if match is None:
         raise ValueError(f"invalid phase '{text}' of a schedule; valid: {FORM}")
     name, end = match.groups()
     quant_type = "none" if name in _UNQUANTIZED else name
-    check_type(quant_type)
+    if not any_type:
+        check_type(quant_type)
     if end is None:
         return Phase(quant_type)
     until = float(end) if "." in end else int(end)

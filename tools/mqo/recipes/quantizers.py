@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from os.path import realpath
 from pathlib import Path
 
 from mqo.errors import PluginError
@@ -17,6 +19,7 @@ def declare_file(path: Path) -> dict[str, Plugin]:
     Raises:
         PluginError: the file is missing, is not Python, or declares no valid quantizer.
     """
+    path = Path(realpath(path))  # of a loop of links, too
     try:
         plugins = declared(path)
     except ValueError as error:
@@ -27,7 +30,15 @@ def declare_file(path: Path) -> dict[str, Plugin]:
             "checks it",
         ) from None
     for name, plugin in plugins.items():
-        if name not in PLUGINS and name in tables.modes():
-            raise PluginError(f"{path}: '{name}' is the name of a mode", expected="another name")
+        if clash := _mode_and_type(name, {*PLUGINS, *plugins}):
+            raise PluginError(f"{path}: '{clash}' is the name of a mode", expected="another name")
         declare(plugin)
     return plugins
+
+
+def _mode_and_type(name: str, types: Set[str]) -> str | None:
+    """Return a name that a mode and a type would have if `name` became a type, or None."""
+    modes = {family.mode(name) for family in tables.families()} - {name}
+    if name not in PLUGINS and name in tables.modes():
+        return name
+    return min(modes & types, default=None)

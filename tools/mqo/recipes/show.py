@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mqo.matrix.tables import NONE, Model
+from mqo.quant.formats import format_of
 from mqo.quant.recipe import OUTPUT_LAYER, Recipe, Rule
 
 WIDTH = 80
@@ -19,11 +20,12 @@ def resolved(recipe: Recipe) -> list[dict[str, Any]]:
 
 def _row(site: str, operand: str, operand_spec: Any) -> dict[str, Any]:
     row = {"site": site, "operand": operand, "type": operand_spec.spec.quant_type}
-    if operand_spec.spec.quant_type == NONE and operand_spec.hadamard is None:
+    is_none = operand_spec.spec.quant_type == NONE
+    if is_none and operand_spec.hadamard is None:
         return row
     spec, turned = operand_spec.spec, operand_spec.hadamard
     row |= {"tile": spec.tile_text, "rounding": spec.rounding, "gain": operand_spec.gain}
-    row["scale_rule"] = spec.scale_rule if spec.quant_type != NONE and spec.format.is_mx else ""
+    row["scale_rule"] = "" if is_none or not format_of(spec.quant_type).is_mx else spec.scale_rule
     return row | {"hadamard": f"{turned.points} {turned.signs}" if turned else ""}
 
 

@@ -206,7 +206,8 @@ def layer_packed(
 
 def _saved(freed: int, codes: int, linear: str, width: int) -> float:
     """Return the bytes saved by replacing this number of values by this number of codes."""
-    return width * freed - formats.FORMATS[linear].packed_bytes * codes if linear != NONE else 0
+    kind = formats.FORMATS.get(linear)  # a quantizer of the user has no codes
+    return width * freed - kind.packed_bytes * codes if kind else 0
 
 
 def _grouped(model: Shape, attention: Attention) -> tuple[int, int]:

@@ -143,6 +143,11 @@ def prepared(options: SimulationOptions, tree: Tree) -> PreparedRun:
 def _refuse(config: RunConfig) -> None:
     """Raise MqoError for a configuration that runs or simulations do not support."""
     check_distillation(config.experiment, config.placement.megatron)
+    if plugins := config.quantization.plugins:
+        raise MqoError(
+            f"{plugins[0].name} is a quantizer in Python, whose operations cannot be simulated",
+            expected="types of mqo",
+        )
     flags = config.experiment.extra_flags
     if strange := next((word for word in flags if word.startswith(_NOT_SIMULATED)), None):
         raise MqoError(f"{strange} cannot be simulated", expected="sequences of one document each")

@@ -155,6 +155,8 @@ def obstacle_to_chunks(
     queries, keys = query.size(0), key.size(0)
     if why := _unusual(layer):
         return why
+    if rounded.plugin:
+        return f"{rounded.quant_type} is a quantizer in Python, which takes all probabilities"
     if dropout_of(layer):
         return "--attention-dropout drops probabilities"
     if mask is None or is_causal(mask, queries, keys):

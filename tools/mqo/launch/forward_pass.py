@@ -1,0 +1,220 @@
+"""Decide how the forward pass of a saved model is quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import CheckpointError, PluginError
+from mqo.launch.checkpoints import TRACKER, require_files, require_tracker
+from mqo.launch.hf_source import refuse_hf_folder
+from mqo.launch.origin import is_own
+from mqo.launch.plugins import (
+    PluginChoice,
+    RunPlugin,
+    declare_rows,
+    plugins_of,
+    refuse_unused,
+    used,
+)
+from mqo.matrix import tables
+from mqo.overlay.tree import Tree
+from mqo.program import ask
+from mqo.project import Project
+from mqo.quant.formats import QUANT_TYPES
+from mqo.run_records import QuantToml, damaged, parsed
+from mqo.runs import RunFolder, checkpoints_of
+
+EVALUATE = "tools/evaluate.py"
+AS_TRAINED = "as trained"
+BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation runs
+_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A checkpoint to run: its name in tables, its folder, and its run's quant.toml if any."""
+
+    name: str
+    folder: Path
+    quant_config: Path | None
+
+    @classmethod
+    def find(cls, path: Path) -> SavedModel:
+        """Return the model at `path`: a run, a folder of checkpoints, or one iteration's folder.
+
+        Raises:
+            CheckpointError: it holds no checkpoint.
+        """
+        path = path.resolve()
+        folder = checkpoints_of(path)
+        if not (folder / "metadata.json").is_file():
+            if not (folder / TRACKER).is_file():
+                refuse_hf_folder(path, CheckpointError)
+            expected = f"a run that saved, a folder with {TRACKER}, or the folder of an iteration"
+            require_tracker(folder, CheckpointError, expected)
+        else:
+            require_files(folder, CheckpointError)
+        near = (path, *folder.parents[:2])
+        options = [RunFolder(root).quant_config for root in near]
+        config = next((file for file in options if file.is_file()), None)
+        return cls(config.parent.name if config else path.name, folder, config)
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """How a forward pass is quantized.
+
+    `mode` is the name of a mode, `types` are {site: type}, `rows` are those of a recipe, and
+    `plugins` are the quantizers of the user.
+    """
+
+    mode: str
+    types: dict[str, str]
+    rows: dict[str, Any]
+    plugins: tuple[RunPlugin, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Return the mode's name, with the versions of the user's quantizers."""
+        labels = [plugin.label for plugin in self.plugins if plugin.name in self.all_types]
+        return " ".join([self.mode, *labels])
+
+    @property
+    def all_types(self) -> set[str]:
+        """Return the types of the sites, and of the operands and layers of a recipe."""
+        rows = [*self.rows.get("operands", {}).values(), *self.rows.get("rules", ())]
+        return {*self.types.values(), *(str(row.get("quant_type")) for row in rows)}
+
+
+def forward_passes(
+    tree: Tree, models: Iterable[SavedModel], modes: Sequence[str], choice: PluginChoice
+) -> list[tuple[SavedModel, ForwardPass]]:
+    """Return each model with each mode, in this order.
+
+    Raises:
+        CheckpointError: a checkpoint cannot be used, or needs a quantizer whose code may be another
+            person's.
+        PluginError: a file of quantizers cannot be used, or changes nothing.
+    """
+    given = plugins_of(choice.files, choice.options)
+    pairs = [(model, _forward_pass(tree, model, mode, given)) for model in models for mode in modes]
+    refuse_unused(choice.files, choice.options, [quant for _, quant in pairs])
+    return pairs
+
+
+def _forward_pass(
+    tree: Tree, model: SavedModel, mode: str, given: tuple[RunPlugin, ...]
+) -> ForwardPass:
+    """Return how a mode quantizes the GEMMs of a forward pass.
+
+    For AS_TRAINED that is recorded in the checkpoint and in its run's recipe. Without a record
+    nothing is quantized: no quantized training wrote the checkpoint.
+    """
+    if mode != AS_TRAINED:
+        types = _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
+        return ForwardPass(mode, types, {}, used(given, {*types.values()}))
+    plugins = _recorded(model, given)
+    words = ["describe", str(model.folder)]
+    facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
+    types = _forward(facts["types"])
+    if facts["rows"] and model.quant_config is None:
+        raise CheckpointError(
+            f"{model.folder} was trained with a recipe, and there is no quant.toml next to it",
+            expected="a copy of its quant.toml in that folder, or the run itself",
+            help="To run it without the recipe, name a mode",
+        )
+    _check_known(model, types, plugins)
+    rows = recipe_rows(model.quant_config, types)
+    quant = ForwardPass(_mode_of(types, rows), types, rows)
+    quant = ForwardPass(quant.mode, types, rows, used(plugins, quant.all_types))
+    _refuse_foreign(model, quant.plugins, given)
+    return quant
+
+
+def _recorded(model: SavedModel, given: tuple[RunPlugin, ...]) -> tuple[RunPlugin, ...]:
+    """Return the quantizers of a model's run, which become types; given ones replace them."""
+    config, by_name = model.quant_config, {plugin.name: plugin for plugin in given}
+    for name, row in quant_toml_of(config).plugins.items():
+        assert config is not None  # it has rows
+        try:
+            was = RunPlugin.model_validate(
+                {"name": name, "source": config.parent / str(row.get("file")), **row}
+            )
+            declare_rows([was])
+        except ValueError as error:
+            raise damaged(config, error) from None
+        if name not in by_name:
+            by_name[name] = was
+            continue
+        options = was.options | by_name[name].options
+        by_name[name] = by_name[name].model_copy(update={"options": options})
+        try:
+            declare_rows([by_name[name]])
+        except ValueError as error:
+            raise PluginError(
+                f"{by_name[name].source} does not fit {model.name}: {error}",
+                expected=f"a version of {name} with the options of that run",
+            ) from None
+    return tuple(by_name.values())
+
+
+def _check_known(model: SavedModel, types: Mapping[str, str], plugins: Iterable[RunPlugin]) -> None:
+    """Raise CheckpointError for a type that is no format and no known quantizer of the user."""
+    known = {*QUANT_TYPES, *(plugin.name for plugin in plugins)}
+    if unknown := sorted({*types.values()} - known):
+        raise CheckpointError(
+            f"{model.folder} was trained with the type {unknown[0]}, which is unknown here",
+            expected="a type of this release, or --plugin FILE with the quantizer of this name",
+            help="To run it in another way, name a mode",
+        )
+
+
+def _refuse_foreign(
+    model: SavedModel, plugins: Iterable[RunPlugin], given: tuple[RunPlugin, ...]
+) -> None:
+    """Raise CheckpointError if the code of another person's run would be run."""
+    named = {plugin.source for plugin in given}
+    for plugin in plugins:
+        if plugin.source in named:
+            continue
+        assert model.quant_config is not None  # it names the quantizer
+        run = RunFolder(model.quant_config.parent)
+        if not is_own(Project.here(), run):
+            raise CheckpointError(
+                f"{model.name} was trained with the quantizer {plugin.name}, and {run.root} was "
+                "not made here, or its code was changed since",
+                expected="--plugin FILE with the quantizer, whose code then runs",
+                help=f"Read {plugin.source} like any foreign program first",
+            )
+
+
+def _mode_of(types: Mapping[str, str], rows: Mapping[str, Any]) -> str:
+    """Return the mode with these types in the forward pass; AS_TRAINED if there is none."""
+    if not rows:
+        for name, known in tables.modes().items():
+            if _forward(known.types()) == types:
+                return name
+    return AS_TRAINED
+
+
+def _forward(types: Mapping[str, str]) -> dict[str, str]:
+    return {site: types.get(site, tables.NONE) for site in tables.SITES if site not in BACKWARD}
+
+
+def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
+    """Return the rows of a run's recipe for `quant_toml`, if `types` occur in its schedule."""
+    record = quant_toml_of(config)
+    for site, quant_type in _forward(types).items():
+        later = re.findall(r"\w+", record.schedule.get(site, ""))
+        if quant_type not in (tables.NONE, record.asked.get(site, tables.NONE), *later):
+            return {}
+    return {name: rows for name in ("operands", "rules") if (rows := getattr(record, name))}
+
+
+def quant_toml_of(config: Path | None) -> QuantToml:
+    """Return the content of a quant.toml; an empty one if `config` is None."""
+    return parsed(config, QuantToml) if config else QuantToml()
