@@ -3,8 +3,12 @@
 import re
 
 import pytest
+import torch
 from mqo.quant import config
+from mqo.quant.backend import fake_quantize
 from mqo.quant.config import QuantConfig
+from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.spec import QuantSpec
 
 FULL = """
@@ -142,3 +146,125 @@ def test_a_named_file_must_exist(monkeypatch, tmp_path):
     monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "absent.toml"))
     with pytest.raises(FileNotFoundError, match=r"absent\.toml"):
         config.current()
+
+
+# -- quantizers of the user ------------------------------------------------------------------------
+
+MINE = """
+from mqo.quant import quantizer
+
+
+@quantizer("mine", stochastic=True, options={"gain": 2.0})
+def mine(x, context):
+    return x * context.options["gain"]
+"""
+ROWS = """
+[asked]
+fprop = "mine"
+qk = "none"
+
+[schedule]
+qk = "none until 5, then mine"
+
+[[rules]]
+layers = "linear:a"
+quant_type = "mine"
+
+[operands]
+"dgrad.grad" = { quant_type = "mine" }
+
+[plugins.mine]
+file = "plugins/mine.py"
+digest = "00ff"
+declared = { stochastic = true, options = { gain = 2.0 } }
+options = { gain = 3 }
+"""
+
+
+@pytest.fixture
+def no_plugin_left():
+    yield
+    PLUGINS.clear()
+
+
+@pytest.fixture
+def mine(tmp_path, no_plugin_left):
+    """The file of the quantizer, where quant.toml names it."""
+    path = tmp_path / "plugins" / "mine.py"
+    path.parent.mkdir()
+    path.write_text(MINE, encoding="utf-8")
+    return path
+
+
+def test_the_quantizers_of_the_file_are_types_in_all_of_its_tables(no_plugin_left):
+    """Whatever their order, and without the file of the function."""
+    read = config.parse(ROWS)
+    assert read.own_types() == {"mine"} and read.is_random
+    assert dict(read.operand_spec("fprop", "x", "a", "mine").spec.options) == {"gain": 3.0}
+    assert dict(read.spec("mine").options) == {"gain": 3.0}
+    assert PLUGINS["mine"].function is None
+    with pytest.raises(ValueError, match="'mine'"):
+        PLUGINS.clear()
+        config.parse(ROWS.partition("[plugins.mine]")[0])
+
+
+def test_a_process_of_a_run_runs_the_files_of_its_quantizers(options, mine):
+    options(ROWS)
+    spec = config.current().spec("mine")
+    assert fake_quantize(torch.ones(4), spec, seed=0).eq(3).all()
+
+
+def test_rows_without_a_file_run_nothing(options, mine):
+    mine.write_text("raise RuntimeError\n")
+    options(ROWS.replace('file = "plugins/mine.py"\n', ""))
+    assert config.current().own_types() == {"mine"}
+    assert PLUGINS["mine"].function is None
+
+
+def test_reading_the_file_of_a_run_does_not_run_its_quantizers(options, mine, tmp_path):
+    """Only the run's own process runs them."""
+    mine.write_text(f"open({str(tmp_path / 'it ran')!r}, 'w')\n")
+    read = config.load(options(ROWS))
+    assert read.plugins["mine"].file == "plugins/mine.py"
+    assert not (tmp_path / "it ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("stochastic=True", "stochastic=False"),
+        ("2.0}", "2.5}"),
+        ('quantizer("mine"', 'quantizer("other"'),
+        ("from mqo.quant import quantizer", "raise RuntimeError"),
+    ],
+)
+def test_a_file_that_is_not_the_declared_one_is_refused(options, mine, old, new):
+    assert old in MINE
+    mine.write_text(MINE.replace(old, new), encoding="utf-8")
+    options(ROWS)
+    with pytest.raises(QuantizerError, match=r"mine\.py"):
+        config.current()
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("plugins = 3", "plugins = 3 should be a table"),
+        ("[plugins]\nmine = 3", "plugins.mine = 3 should be a table"),
+        ("[plugins.mine]\npath = 'a.py'", "valid: file, digest, declared, options"),
+        ("[plugins.mine]\nfile = '/mine.py'", "'/mine.py'"),
+        ("[plugins.mine]\nfile = '../mine.py'", "'../mine.py'"),
+        ("[plugins.mxfp8]", "'mxfp8'"),
+        ("[plugins.mine]\ndeclared = { blok = 16 }", "mine"),
+        ("[plugins.mine]\noptions = { gain = 1.0 }", "'gain' of mine"),
+        ("[plugins.mine]\nfile = 3", "file 3 of mine"),
+        ("[plugins.mine]\ndigest = 3", "digest 3 of mine"),
+        ("[plugins.mine]\ndeclared = 3", "declared 3 of mine"),
+        ("[plugins.mine]\noptions = 3", "options 3 of mine"),
+    ],
+)
+def test_a_faulty_row_is_refused(options, no_plugin_left, text, complaint):
+    path = options(text)
+    with pytest.raises(ValueError, match=re.escape(complaint)) as fault:
+        config.current()
+    assert str(fault.value).startswith(f"{path}: ")

@@ -10,17 +10,19 @@ import torch
 from mqo.project import Project
 from mqo.quant.backend import fake_quantize
 from mqo.quant.comparison import compare_formats, sqnr
-from mqo.quant.config import QuantConfig
+from mqo.quant.config import QuantConfig, current
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
 from mqo.quant.plugin_calls import QuantizerError, quantizer
+from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.quantization import ModelQuantization
 from mqo.quant.recipe import LINEAR_SITES, Recipe
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 ROOT = Project.here().root
 K, N = 72, 40  # no multiples of a block
@@ -401,3 +403,132 @@ def test_a_model_trains_with_four_over_six(four_over_six):
         optimizer.zero_grad()
         losses.append(loss.item())
     assert losses[-1] < 0.7 * losses[0]
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+DEFAULTS = {"on": True, "count": 3, "gain": 2.0, "kind": "a"}
+
+
+@pytest.fixture
+def seen():
+    """The options that the quantizer `tuned` has been called with, which it multiplies by."""
+    calls = []
+
+    @quantizer("tuned", options=DEFAULTS)
+    def tuned(x, context):
+        calls.append(context.options)
+        return x * context.options["gain"]
+
+    return calls
+
+
+def test_a_quantizer_reads_its_defaults(seen):
+    assert fake_quantize(torch.ones(4), "tuned").eq(2).all()
+    assert seen == [DEFAULTS]
+
+
+def test_chosen_options_override_the_defaults(seen):
+    spec = QuantSpec("tuned", options={"gain": 4, "on": False})
+    assert fake_quantize(torch.ones(4), spec).eq(4).all()
+    assert seen == [DEFAULTS | {"gain": 4.0, "on": False}]
+    assert type(seen[0]["gain"]) is float  # whatever number the user wrote
+    assert spec == QuantSpec("tuned", options=(("on", False), ("gain", 4.0), ("kind", "a")))
+    assert len({spec, QuantSpec("tuned"), QuantSpec("tuned", options=DEFAULTS)}) == 2
+
+
+def test_a_function_cannot_change_the_options_of_the_next_call():
+    @quantizer("tuned", options={"gain": 2.0})
+    def tuned(x, context):
+        gain = context.options["gain"]
+        dict.update(context.options, gain=gain + 1)
+        return gain * x
+
+    for _ in range(2):
+        assert fake_quantize(torch.ones(4), "tuned").eq(2).all()
+
+
+def test_the_options_of_a_model_reach_each_call(seen):
+    passes(layer_of("tuned", torch.float32, plugins={"tuned": PluginRow(options={"count": 7})}))
+    assert seen == [DEFAULTS | {"count": 7}] * 6
+
+
+def test_the_options_of_a_recipe_reach_each_call(seen, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('types = { fprop = "tuned" }\n[plugin_options.tuned]\nkind = "b"\n')
+    model = nn.Sequential(nn.Linear(K, N))
+    quantize_model(model, str(path))
+    model(normal(4, K))
+    assert seen == [DEFAULTS | {"kind": "b"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"gian": 1.0}, "'gian' of tuned; valid: on, count, gain, kind"),
+        ({"gain": "1.0"}, "gain = '1.0' of tuned"),
+        ({"gain": True}, "gain = True of tuned"),
+        ({"gain": torch.inf}, "gain = inf of tuned"),
+        ({"count": 1.0}, "count = 1.0 of tuned"),
+        ({"on": 0}, "on = 0 of tuned"),
+        ({"kind": None}, "kind = None of tuned"),
+    ],
+)
+def test_an_unknown_option_and_another_type_are_refused(seen, tmp_path, options, text):
+    with pytest.raises(ValueError, match=text):
+        QuantSpec("tuned", options=options)
+    with pytest.raises(ValueError, match=text):
+        layer_of("tuned", torch.float32, plugins={"tuned": PluginRow(options=options)})(
+            normal(4, K)
+        )
+    assert seen == []
+
+
+def test_only_a_quantizer_has_options(seen):
+    with pytest.raises(ValueError, match="mxfp8"):
+        QuantSpec("mxfp8", options={"gain": 1.0})
+    quantizer("bare")(lambda x, context: x)
+    with pytest.raises(ValueError, match="valid: none"):
+        QuantSpec("bare", options={"gain": 1.0})
+
+
+def test_options_of_a_quantizer_that_a_recipe_does_not_use_are_refused(seen, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text('types = { fprop = "mxfp8" }\n[plugin_options.tuned]\nkind = "b"\n')
+    with pytest.raises(ValueError, match="'tuned'"):
+        Recipe.load(str(path))
+
+
+# -- where no values are -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_tensors_without_values_keep_their_shape_and_call_nothing(known, axis):
+    """As when memory is simulated, also of a run whose file was not run."""
+    if known:
+        quantizer("mine", block=32, needs_amax=True)(fails)
+    else:
+        PluginRow(declared={"block": 32, "needs_tensor_amax": True}).declare("mine")
+    for dtype in (torch.float32, torch.bfloat16):
+        result = fake_quantize(torch.empty(3, 5, 40, device="meta", dtype=dtype), "mine", axis=axis)
+        assert (result.shape, result.dtype) == ((3, 5, 40), dtype) and result.is_meta
+        with FakeTensorMode():
+            result = fake_quantize(torch.ones(5, 40, dtype=dtype), "mine", axis=axis)
+        assert (result.shape, result.dtype) == ((5, 40), dtype)
+
+
+def test_packed_activations_are_refused(options):
+    """They are codes, of which a quantizer in Python has none."""
+    own_mxfp4()
+    options('[asked]\nfprop = "own_mxfp4"\n[quantizer]\nsave_activations = "packed"\n')
+    with pytest.raises(ValueError, match=r"save_activations .*own_mxfp4"):
+        current()
+    options(
+        '[asked]\nfprop = "mxfp8"\n[quantizer]\nsave_activations = "packed"\n'
+        '[[rules]]\nlayers = "linear:a"\nquant_type = "own_mxfp4"\n'
+    )
+    with pytest.raises(ValueError, match=r"save_activations .*own_mxfp4"):
+        current()
+    options('[asked]\nfprop = "mxfp8"\n[quantizer]\nsave_activations = "packed"\n')
+    assert current().save_activations == "packed"

@@ -254,12 +254,26 @@ def parse(text: str) -> QuantConfig:
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
     parts = {"asked": types, "schedule": schedule, "operands": operands, "rules": rules}
     config = QuantConfig(**parts, plugins=plugins, **(options | lists))
-    if config.save_activations == "packed" and config.own_types():
-        raise ValueError(
-            f"[quantizer] save_activations = 'packed' saves codes, and {min(config.own_types())} "
-            "is a quantizer in Python, which has none; valid: 'full'"
-        )
+    _check_own_types(config)
     return config
+
+
+def _check_own_types(config: QuantConfig) -> None:
+    """Raise ValueError for an option that no quantizer of the user supports."""
+    if config.save_activations == "packed" and (own := config.own_types()):
+        raise ValueError(
+            f"[quantizer] save_activations = 'packed' saves codes, and {min(own)} is a quantizer "
+            "in Python, which has none; valid: 'full'"
+        )
+    if not config.unnormalized_probs:
+        return
+    probs = [config.spec_in("pv", "probs", phase.quant_type).spec for phase in config.phases("pv")]
+    of_probs = {spec.quant_type for spec in probs if spec.plugin}
+    if of_probs:
+        raise ValueError(
+            f"[quantizer] unnormalized_probs = true needs attention in chunks, and {min(of_probs)} "
+            "is a quantizer in Python, which takes all probabilities; valid: false"
+        )
 
 
 def _parse_plugins(table: object) -> dict[str, PluginRow]:

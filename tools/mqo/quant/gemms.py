@@ -210,7 +210,8 @@ class QuantizedOperands(GemmOperands):
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
             if spec.plugin:
-                own = call(x, spec, axis, seed, amax, key, self.quantization.progress.step)
+                model = self.quantization
+                own = call(x, spec, axis, seed, amax, key, model.progress.step, model.states)
                 return own if self.alphas else Rounded(own.value().to(x.dtype), own.amax)
             if amax is None and excluding.without_alpha:
                 amax = largest(x)

@@ -18,7 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from mqo.quant.plugin_rows import check_free
-from mqo.quant.plugins import PLUGINS, Plugin, register_plugin
+from mqo.quant.plugin_states import Operand, PluginStates
+from mqo.quant.plugins import MOST_VALUES, PLUGINS, Plugin, register_plugin
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import RANDOM_BITS, draws
@@ -45,6 +46,7 @@ class QuantizerContext:
         step: the number of completed steps.
         tile: 'row', or 'square' if the scales should be those of squares.
         options: {name: value} of all options that the quantizer declares.
+        state: {name: float32 tensor} of the operand. It is constant within a step.
     """
 
     site: str
@@ -53,12 +55,27 @@ class QuantizerContext:
     step: int
     tile: str
     options: Mapping[str, Any]
+    state: Mapping[str, Tensor]
+    _notes: list[tuple[str, Tensor]] = field(repr=False)
     _amax: Tensor | None = field(repr=False)
     _draws: Tensor | None = field(repr=False)
 
     def describe(self) -> str:
         """Return the operand in words."""
         return f"{self.operand} of {self.site}, layer {self.layer}" if self.site else "a tensor"
+
+    def note(self, name: str, value: Tensor | float) -> None:
+        """Note a number, or as many as a state may have, for the function with `@end_step`.
+
+        It gets the largest value of the step, element by element, over micro-batches and ranks.
+        Raise QuantizerError if the quantizer declares no state.
+        """
+        if not self.state:
+            raise QuantizerError("it calls note; valid: a quantizer with a state")
+        noted = torch.as_tensor(value, dtype=torch.float32).detach()
+        if not 0 < noted.numel() <= MOST_VALUES:
+            raise QuantizerError(f"it notes {noted.numel()} values; valid: 1 to {MOST_VALUES}")
+        self._notes.append((name, noted))
 
     def of_rows(self, rows: slice) -> QuantizerContext:
         """Return the context of some rows of x."""
@@ -95,6 +112,7 @@ def quantizer(
     stochastic: bool = False,
     independent_rows: bool = False,
     options: Mapping[str, Any] | None = None,
+    state: Mapping[str, float | list[float]] | None = None,
 ) -> Callable[[F], F]:
     """Make the decorated function a type with this name, wherever a type is named.
 
@@ -112,6 +130,8 @@ def quantizer(
             then gets pieces of x, on several threads, which is faster; not with squares.
         options: {name: default value}, a bool, int, float or str each. `context.options` has the
             values of a run; `--plugin-option NAME.OPTION=VALUE` sets one.
+        state: {name: initial value}, a float or a list of at most 1,024 each, for every operand.
+            `context.state` has the values of a step, and a function with `@end_step` the next ones.
 
     A run reads the arguments without running the file, so they must be literals there.
 
@@ -126,8 +146,31 @@ def quantizer(
     def register(function: F) -> F:
         check_free(name)
         declared = (block, square, needs_amax, stochastic, independent_rows)
-        register_plugin(Plugin(name, *declared, options=dict(options or {}), function=function))
+        plugin = Plugin(name, *declared, dict(options or {}), dict(state or {}), function)
+        register_plugin(plugin)
         weights_changed()  # cached ones may have been rounded by an older function
+        return function
+
+    return register
+
+
+def end_step(name: str) -> Callable[[F], F]:
+    """Make the decorated function compute the next state of a quantizer, above it in the file.
+
+    The function takes {name: value} of the state and of the notes of an operand, float32 tensors on
+    the CPU, the number of the step that ended, from 1, and {name: value} of the options. It returns
+    the next state. It is called once per step for each operand that was rounded, on every rank with
+    the same arguments.
+
+    Raises:
+        ValueError: there is no such quantizer, or it declares no state.
+    """
+
+    def register(function: F) -> F:
+        plugin = PLUGINS.get(name)
+        if plugin is None or not plugin.state:
+            raise ValueError(f"no quantizer '{name}' with a state; valid: @quantizer above it")
+        register_plugin(replace(plugin, update=function))
         return function
 
     return register
@@ -139,12 +182,14 @@ def call(
     axis: int,
     seed: int | None,
     amax: Tensor | None,
-    key: tuple[str, str, str] = ("", "", ""),
+    key: Operand = ("", "", ""),
     step: int = 0,
+    states: PluginStates | None = None,
 ) -> Rounded:
     """Return `x` rounded by the quantizer that `spec` names.
 
-    `key` is site, layer and operand. The other arguments are those of `fake_quantize`.
+    `key` is site, layer and operand. Without `states` it has its initial state, and its notes are
+    dropped. The other arguments are those of `fake_quantize`.
 
     Raises:
         QuantizerError: the function raised an error, or returned no tensor of x's shape; the text
@@ -157,6 +202,11 @@ def call(
         raise QuantizerError(
             f"the function of the quantizer {plugin.name} is unknown, because its file was not "
             "run; valid: load_quantizers(FILE) first"
+        )
+    if plugin.state and plugin.update is None:
+        raise QuantizerError(
+            f"the quantizer {plugin.name} has a state; valid: a function with "
+            f"@end_step('{plugin.name}') that computes the next one"
         )
     rows = _rows(x, axis)
     padded = _padded(rows.float(), plugin.block, spec.tile)
@@ -171,8 +221,11 @@ def call(
         amax = None
     elif amax is None:
         amax = largest(x)
-    context = QuantizerContext(*key, step, spec.tile, dict(spec.options), amax, random)
+    state = (states or PluginStates()).state_of(plugin, key, x.device)
+    context = QuantizerContext(*key, step, spec.tile, dict(spec.options), state, [], amax, random)
     values, alpha = _rounded(plugin, padded, context)
+    if states and plugin.state:
+        states.note(plugin, key, context._notes)
     shape = x.movedim(axis, -1).shape if x.dim() else x.shape
     values = values[: rows.shape[0], : rows.shape[1]].to(x.dtype).reshape(shape)
     return Rounded((values.movedim(-1, axis) if x.dim() else values).contiguous(), amax, alpha)

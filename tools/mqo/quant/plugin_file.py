@@ -34,10 +34,12 @@ def load_quantizers(file: str | os.PathLike[str]) -> list[str]:
     if spec is None or spec.loader is None:
         raise QuantizerError(f"{path} is not a file of Python; valid: a name that ends in .py")
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
     with _own_modules(path):
         try:
             spec.loader.exec_module(module)
         except Exception as error:
+            del sys.modules[spec.name]
             refusal = f"{path} cannot be run{_line(error, path)}"
             raise QuantizerError(f"{refusal}: {_text(error)}") from error
     names = [name for name, plugin in PLUGINS.items() if before.get(name) is not plugin]

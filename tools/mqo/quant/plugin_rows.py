@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -22,7 +23,7 @@ def declare(plugin: Plugin) -> None:
     A registered function stays if it declares the same.
     """
     if PLUGINS.get(plugin.name) != plugin:
-        register_plugin(replace(plugin, function=None))
+        register_plugin(replace(plugin, function=None, update=None))
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,10 @@ class PluginRow:
     def declare(self, name: str) -> None:
         """Make the quantizer a type; raise ValueError for an invalid row."""
         check_free(name)
+        kinds = {"file": str | None, "digest": str, "declared": Mapping, "options": Mapping}
+        for key, kind in kinds.items():
+            if not isinstance(value := getattr(self, key), kind):
+                raise ValueError(f"invalid {key} {value!r} of {name}; valid: a text or a table")
         path = PurePosixPath(self.file or "")
         if path.is_absolute() or ".." in path.parts:
             raise ValueError(

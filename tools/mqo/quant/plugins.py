@@ -17,14 +17,32 @@ if TYPE_CHECKING:
 
     # Of x and its QuantizerContext.
     Function = Callable[[Tensor, Any], Tensor | tuple[Tensor, float | Tensor]]
+    # Of the state, the notes, the number of the step and the options, to the next state.
+    Update = Callable[[dict[str, Tensor], dict[str, Tensor], int, "Options"], dict[str, Tensor]]
 
 Options = Mapping[str, Any]  # of a quantizer: each value is a bool, int, float or str
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BLOCKS = range(1, 4097)
-_KINDS = (bool, int, float, str)
 # Words that stand for no type, or for another one, where a type is named.
 _RESERVED = ("all", "bf16", "fp16", "fp32", "none", "source", "then", "until")
+
+
+MOST_VALUES = 1024  # of a state
+_CODE = ("name", "function", "update")  # fields that are no declaration
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and is_value(value)
+
+
+def is_value(value: object) -> bool:
+    """Return whether an option may have this value: JSON and TOML keep it, also as a float."""
+    if type(value) is str:
+        return value.isprintable()
+    if type(value) is int:
+        return abs(value) < 1 << 63
+    return type(value) is bool or (type(value) is float and isfinite(value))
 
 
 def is_name(name: str) -> bool:
@@ -36,7 +54,8 @@ def is_name(name: str) -> bool:
 class Plugin:
     """A quantizer and what it declares; `plugin_calls.quantizer` explains the fields.
 
-    `function` is None for a quantizer whose code has not been run.
+    `function` is None for a quantizer whose code has not been run. `update` computes its next
+    state.
     """
 
     name: str
@@ -46,7 +65,9 @@ class Plugin:
     stochastic: bool = False
     independent_rows: bool = False
     options: Options = field(default_factory=dict)
+    state: Mapping[str, float | list[float]] = field(default_factory=dict)
     function: Function | None = field(default=None, compare=False, repr=False)
+    update: Update | None = field(default=None, compare=False, repr=False)
 
     # The attributes of `Format` that specs and plots read.
     is_mx = False
@@ -68,11 +89,21 @@ class Plugin:
         if not isinstance(self.options, Mapping):
             raise ValueError(f"invalid options of {self.name}; valid: a dict of default values")
         for name, value in self.options.items():
-            valid = type(value) in _KINDS and (type(value) is not float or isfinite(value))
-            if not (valid and isinstance(name, str) and is_name(name)):
+            if not (is_value(value) and isinstance(name, str) and is_name(name)):
                 raise ValueError(
                     f"invalid option {name!r} = {value!r} of {self.name}; valid: a name, and a "
-                    "bool, int, finite float or str"
+                    "bool, int, finite float or printable str"
+                )
+
+        if not isinstance(self.state, Mapping):
+            raise ValueError(f"invalid state of {self.name}; valid: a dict of initial values")
+        for name, value in self.state.items():
+            numbers = value if isinstance(value, list) else [value]
+            valid = 0 < len(numbers) <= MOST_VALUES and all(map(_is_number, numbers))
+            if not (valid and isinstance(name, str) and is_name(name)):
+                raise ValueError(
+                    f"invalid state {name!r} of {self.name}; valid: a name, and a finite float or "
+                    f"a list of at most {MOST_VALUES}"
                 )
 
     @property
@@ -84,7 +115,7 @@ class Plugin:
     def declaration(self) -> dict[str, Any]:
         """What it declares beyond the defaults, by field."""
         bare = Plugin(self.name)
-        names = [f.name for f in fields(self) if f.name not in ("name", "function")]
+        names = [f.name for f in fields(self) if f.name not in _CODE]
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value != getattr(bare, name)}
 
@@ -99,7 +130,8 @@ class Plugin:
                 valid = ", ".join(self.options) or "none"
                 raise ValueError(f"unknown option {name!r} of {self.name}; valid: {valid}")
             kind = type(self.options[name])
-            if type(value) is not kind and (type(value), kind) != (int, float):
+            matches = type(value) is kind or (type(value), kind) == (int, float)
+            if not (matches and is_value(value)):
                 raise ValueError(
                     f"{name} = {value!r} of {self.name} is no {kind.__name__}; valid: values like "
                     f"{self.options[name]!r}"

@@ -1,10 +1,11 @@
 """What the quantizers of a model share: options, step, micro-batches and records."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import Module
 
 from mqo.quant import weights
@@ -13,6 +14,8 @@ from mqo.quant.formats import ATTENTION, LINEAR, SITES
 from mqo.quant.labels import LABEL
 from mqo.quant.measurement import Measurement
 from mqo.quant.micro_batches import MicroBatches
+from mqo.quant.plugin_states import PluginStates
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import PROGRESS, Progress
 from mqo.quant.record import RECORDER, QuantRecord, Recorder
 from mqo.quant.schedule import type_at
@@ -25,6 +28,7 @@ class Quantization:
         self._options = options
         self.progress, self.recorder = progress, recorder
         self.micro_batches = MicroBatches(progress)
+        self.states = PluginStates()
 
     @property
     def options(self) -> QuantConfig:
@@ -40,6 +44,17 @@ class Quantization:
         if schedule is None:
             return quant_type
         return type_at(schedule, self.progress.step, self.progress.total)
+
+    def end_states(self, step: int) -> bool:
+        """Compute the next states of the user's quantizers; return whether any has a state.
+
+        It is a collective of all ranks. Raise what `PluginStates.end_step` raises.
+        """
+        own = {name for name in self.options.own_types() if PLUGINS[name].state}
+        if own:
+            options = {name: dict(self.options.spec(name).options) for name in own}
+            self.states.end_step(step, options)
+        return bool(own)
 
     def begin_step(self, iteration: int) -> None:
         """Start an iteration, counted from 1; options select those to measure or keep."""
@@ -85,6 +100,7 @@ class ModelQuantization(Quantization):
         super().__init__(options, Progress(), Recorder())
         self.layers, self._attention = tuple(layers), tuple(sorted(attention))
         self._epoch: int | None = weights.epoch()
+        self._ended = 0  # the last step after which the states changed
 
     @property
     def step(self) -> int:
@@ -112,9 +128,14 @@ class ModelQuantization(Quantization):
         are not counted.
         """
         self._count_step()
+        trains = layer.training or torch.is_grad_enabled()
+        self.states.is_fixed = not trains
+        if trains and self.progress.step != self._ended:
+            self._ended = self.progress.step
+            self.end_states(self._ended)
         if not self.options.is_random:
             return
-        if layer.training or torch.is_grad_enabled():
+        if trains:
             self.micro_batches.begin(getattr(layer, LABEL))
         else:
             self.micro_batches.begin_uncounted()
@@ -128,6 +149,14 @@ class ModelQuantization(Quantization):
         vars(self).update(state)
         if self._epoch is not None:
             self._epoch = weights.epoch()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the states of the user's quantizers, for a checkpoint of a training."""
+        return self.states.state_dict()
+
+    def load_state_dict(self, values: Mapping[str, Tensor]) -> None:
+        """Replace the states by those of `state_dict`; ValueError for those of other quantizers."""
+        self.states.load_state_dict(values)
 
     def types_of(self, layer: str) -> dict[str, str]:
         """Return {site: type} of a linear layer at this step."""

@@ -158,8 +158,9 @@ class Recipe(FrozenModel):
     def _quantizes(self) -> Recipe:
         if set(self.types.model_dump().values()) == {NONE}:
             raise ValueError("all types are 'none'; valid: a type for fprop, dgrad or wgrad")
-        for name in self.plugin_options:
+        for name, chosen in self.plugin_options.items():
             check_choice("quantizer of the recipe", name, sorted(self.own_types()))
+            PLUGINS[name].with_defaults(chosen)
         self.resolved()
         self._check_used()
         check_packed(self.options, self.operands.get("fprop.x", operand_table.PLAIN))
@@ -354,7 +355,7 @@ def plugin_files(path: Path, keys: Mapping[str, Any]) -> list[Path]:
     named = keys.get("plugins", [])
     if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
         raise ValueError(f"plugins = {named!r}; valid: a list of files of Python")
-    return [(path.parent / name).resolve() for name in named]
+    return [Path(os.path.realpath(path.parent / name)) for name in named]
 
 
 def first_fault(error: Exception) -> str:

@@ -48,7 +48,7 @@ VALUES = {
     "object": Namespace(hidden_size=3),
     "tensor": torch.ones(3),
 }
-RECORDS = {"mqo_types", "mqo_operands"}
+RECORDS = {"mqo_types", "mqo_operands", "mqo_plugins", "mqo_states"}
 
 
 def taken(**change):

@@ -17,7 +17,7 @@ from typing import Any
 from torch.nn import Module
 
 from mqo.megatron.run import engine
-from mqo.megatron.run.ranks import all_ranks, rank
+from mqo.megatron.run.ranks import rank
 from mqo.megatron.run.unpickle import (
     FORMAT_FILE,
     METADATA,
@@ -34,6 +34,7 @@ from mqo.megatron.run.untrusted import (
     read_json_object,
     read_text,
 )
+from mqo.quant.collectives import all_ranks
 
 TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "integrity.json"

@@ -14,7 +14,7 @@ from torch.nn import Module, Parameter
 
 from mqo.megatron.run.checkpoints import being_saved, newest_saved
 from mqo.megatron.run.files import run_folder
-from mqo.megatron.run.ranks import all_ranks
+from mqo.quant.collectives import all_ranks
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 _WORDS = ("no space left on device", "disk quota exceeded")

@@ -13,8 +13,9 @@ from typing import Any
 
 from mqo.megatron.run.checkpoints import newest_saved
 from mqo.megatron.run.files import run_folder
-from mqo.megatron.run.ranks import all_ranks, rank
+from mqo.megatron.run.ranks import rank
 from mqo.megatron.run.untrusted import UntrustedFileError, parse_json, read_lines
+from mqo.quant.collectives import all_ranks
 from mqo.quant.config import current
 from mqo.quant.progress import PROGRESS
 

@@ -10,17 +10,18 @@ from torch.nn import Module
 from mqo.megatron.coverage import coverage_faults, idle_layers, ineffective, missing, site_coverage
 from mqo.megatron.cut_blocks import cut_blocks
 from mqo.megatron.layers import FoundLayer, find_layers, other_weights
-from mqo.megatron.run import disk, divergence, engine, implementation
+from mqo.megatron.run import disk, divergence, engine, implementation, plugin_states
 from mqo.megatron.run.checkpoints import CheckpointError, keep_last
 from mqo.megatron.run.files import run_folder
 from mqo.megatron.run.modelopt import quantized_layers
 from mqo.megatron.run.nan import watch
 from mqo.megatron.run.observe import end_step
 from mqo.megatron.run.packages import record_packages
-from mqo.megatron.run.ranks import all_ranks, data_rank, rank
+from mqo.megatron.run.ranks import data_rank, rank
 from mqo.megatron.run.resumed_types import keep_types
 from mqo.megatron.run.setup import Usage, read_chunk_tokens, read_setup
 from mqo.megatron.traps import Setup, find_traps, notes, setup_traps
+from mqo.quant.collectives import all_ranks
 from mqo.quant.config import QuantConfig, current
 from mqo.quant.excludes import unmatched
 from mqo.quant.formats import SITES
@@ -74,6 +75,7 @@ def before_step(model: Iterable[Module], args: Namespace, optimizer: Any = None)
     done = getattr(args, "curr_iteration", 0)
     _set_draws(done, args)
     divergence.begin_step(args)
+    plugin_states.begin_step(args)
     if run_folder() is None:
         return
     PROCESS.begin_step(done + 1)
@@ -169,6 +171,7 @@ def after_step(iteration: int) -> None:
         record_packages()
     measured = run_folder() is not None and RECORDER.measuring
     end_step(iteration)
+    plugin_states.end_step(iteration)
     if measured:
         _end(ineffective(gather()), f"iteration {iteration}")
     set_step(iteration)

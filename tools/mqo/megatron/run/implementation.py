@@ -14,7 +14,8 @@ from torch.nn import Module
 from mqo.megatron.device import HAS_CUDA
 from mqo.megatron.run.files import QUANTIZERS, run_folder
 from mqo.megatron.run.modelopt import quantized_layers
-from mqo.megatron.run.ranks import all_ranks, rank
+from mqo.megatron.run.ranks import rank
+from mqo.quant.collectives import all_ranks
 
 _NEED_TRANSFORMER_ENGINE = ("transformer_engine", "inference_optimized")
 

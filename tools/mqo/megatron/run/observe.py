@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from mqo.megatron.run.files import run_folder
-from mqo.megatron.run.ranks import all_ranks, rank
+from mqo.megatron.run.ranks import rank
+from mqo.quant.collectives import all_ranks
 from mqo.quant.measurement import Measurement, merge_measurements
 from mqo.quant.record import RECORDER
 

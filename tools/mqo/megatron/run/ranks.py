@@ -1,26 +1,13 @@
-"""Gather objects from all ranks, and form the group of a single process."""
-
-from typing import TypeVar
+"""The ranks of this process, and the group of a single process."""
 
 import torch
 
 from mqo.megatron.device import HAS_CUDA
 
-T = TypeVar("T")
-
 
 def rank() -> int:
     """Return the global rank of this process."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
-
-
-def all_ranks(here: T) -> list[T]:
-    """Return the objects of all ranks, by rank; a collective. They must be picklable."""
-    if not torch.distributed.is_initialized():
-        return [here]
-    ranks = [here] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(ranks, here)
-    return ranks
 
 
 def data_rank() -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 
+from mqo.megatron.run.plugin_states import load_states
 from mqo.megatron.run.saved_args import checked_arguments
 from mqo.quant.config import QuantConfig
 
@@ -10,21 +11,30 @@ TYPES = "mqo_types"
 # Another one: {operand, or "rules": its options}.
 ROWS = "mqo_operands"
 
+# A third one: {quantizer of the user: its version and its options}; only of runs with one.
+PLUGINS = "mqo_plugins"
+
+DIGITS = 6  # of a version
 _PLAIN = "the type of its site"
 _of_checkpoint: dict[str, str] = {}
 _rows_of_checkpoint: dict[str, str] | None = None
+_versions_of_checkpoint: dict[str, str] = {}
 
 
 def note_checkpoint(checkpoint_args: Namespace) -> None:
-    """Record the types of a checkpoint that is being loaded; the patched trainer calls this.
+    """Record the types of a checkpoint that is being loaded, and take the states of quantizers.
+
+    The patched trainer calls this.
 
     Raises:
         CheckpointError: an argument of the checkpoint has a wrong type, or is out of range.
     """
-    global _of_checkpoint, _rows_of_checkpoint
+    global _of_checkpoint, _rows_of_checkpoint, _versions_of_checkpoint
     checked_arguments(checkpoint_args)
     _of_checkpoint = dict(getattr(checkpoint_args, TYPES, {}))
     _rows_of_checkpoint = getattr(checkpoint_args, ROWS, {} if _of_checkpoint else None)
+    _versions_of_checkpoint = dict(getattr(checkpoint_args, PLUGINS, {}))
+    load_states(checkpoint_args)
 
 
 def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
@@ -38,6 +48,8 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
     setattr(args, TYPES, types)
     rows = _rows(options)
     setattr(args, ROWS, rows)
+    if versions := _versions(options):
+        setattr(args, PLUGINS, versions)
     changed = [
         (site, was, types.get(site, "none"))
         for site, was in _of_checkpoint.items()
@@ -49,6 +61,11 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
             for name in sorted(_rows_of_checkpoint.keys() | rows.keys())
             if _rows_of_checkpoint.get(name) != rows.get(name)
         ]
+    changed += [
+        (name, was, versions[name])
+        for name, was in _versions_of_checkpoint.items()
+        if was != versions.get(name, was)
+    ]
     return [
         f"{name} was {was} in the run that wrote the checkpoint, and is {now}"
         for name, was, now in changed
@@ -63,6 +80,17 @@ def _rows(options: QuantConfig) -> dict[str, str]:
     }
     rules = [f"{rule.layers} {rule.quant_type}" for rule in options.rules]
     return operands | ({"rules": "; ".join(rules)} if rules else {})
+
+
+def _versions(options: QuantConfig) -> dict[str, str]:
+    """Return the version and the options of each quantizer of the user, as text."""
+    rows = {name: row for name, row in options.plugins.items() if name in options.own_types()}
+    return {
+        name: ", ".join(
+            [f"version {row.digest[:DIGITS]}", *(f"{k} {v}" for k, v in row.options.items())]
+        )
+        for name, row in rows.items()
+    }
 
 
 def _by_step(options: QuantConfig, site: str, total: int | None) -> str:

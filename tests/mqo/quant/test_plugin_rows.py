@@ -1,0 +1,111 @@
+"""Rows of [plugins]: what makes a quantizer a type whose code is not run."""
+
+import pytest
+from mqo.quant.backend import fake_quantize
+from mqo.quant.formats import QUANT_TYPES
+from mqo.quant.plugin_calls import QuantizerError, quantizer
+from mqo.quant.plugin_rows import PluginRow, check_free, declare
+from mqo.quant.plugins import PLUGINS, Plugin, registrations
+from mqo.quant.spec import QuantSpec
+from torch import ones
+
+
+@pytest.fixture(autouse=True)
+def no_plugin_left():
+    yield
+    PLUGINS.clear()
+
+
+OPTIONS = {"on": True, "count": 3, "gain": 2.0, "kind": "a"}
+FULL = {"block": 16, "square": True, "needs_tensor_amax": True, "options": OPTIONS}
+
+
+def test_a_row_makes_a_type_without_a_function():
+    PluginRow("plugins/mine/mine.py", "00ff", FULL, {"gain": 4, "on": False}).declare("mine")
+    assert {"mine": Plugin("mine", **FULL)} == PLUGINS
+    assert PLUGINS["mine"].function is None
+    spec = QuantSpec("mine", tile="square", options={"count": 5})
+    assert dict(spec.options) == OPTIONS | {"count": 5}
+    with pytest.raises(QuantizerError, match="load_quantizers"):
+        fake_quantize(ones(4, 16), spec)
+
+
+def test_a_row_holds_no_empty_values():
+    """So a row without a file, for what calls no function, has only what is declared."""
+    assert PluginRow().row() == {}
+    assert PluginRow(declared={"block": 16}).row() == {"declared": {"block": 16}}
+    row = PluginRow("a.py", "00ff", FULL, {"on": False})
+    assert PluginRow(**row.row()) == row
+
+
+@pytest.mark.parametrize("name", QUANT_TYPES)
+def test_no_type_of_mqo_is_replaced(name):
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        check_free(name)
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        PluginRow().declare(name)
+    assert PLUGINS == {}
+
+
+@pytest.mark.parametrize("file", ["/tmp/mine.py", "../mine.py", "plugins/../../mine.py", ".."])
+def test_a_file_outside_of_the_run_is_refused(file):
+    with pytest.raises(ValueError, match="mine"):
+        PluginRow(file).declare("mine")
+    assert PLUGINS == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "declared", "options"),
+    [
+        ("My-type", {}, {}),
+        ("bf16", {}, {}),
+        ("mine", {"blok": 16}, {}),
+        ("mine", {"needs_amax": True}, {}),  # the argument's name, and not the field's
+        ("mine", {"name": "other"}, {}),
+        ("mine", {"block": "16"}, {}),
+        ("mine", {"block": 0}, {}),
+        ("mine", {"square": True}, {}),
+        ("mine", {"stochastic": 1}, {}),
+        ("mine", {"options": ["gain"]}, {}),
+        ("mine", {"options": {"gain": None}}, {}),
+        ("mine", {"options": {"gain": float("nan")}}, {}),
+        ("mine", {"options": {"Gain": 1}}, {}),
+        ("mine", {}, {"gain": 2.0}),
+        ("mine", FULL, {"gian": 2.0}),
+        ("mine", FULL, {"gain": "2.0"}),
+        ("mine", FULL, {"gain": True}),
+        ("mine", FULL, {"gain": float("inf")}),
+        ("mine", FULL, {"gain": 10**400}),
+        ("mine", FULL, {"count": 3.0}),
+        ("mine", FULL, {"count": True}),
+        ("mine", FULL, {"count": 1 << 70}),
+        ("mine", FULL, {"on": 1}),
+        ("mine", FULL, {"kind": 1}),
+        ("mine", FULL, {"kind": "a\nb"}),
+        ("mine", FULL, {"kind": "\udcff"}),
+    ],
+)
+def test_an_invalid_row_is_refused(name, declared, options):
+    with pytest.raises(ValueError, match=name):
+        PluginRow("plugins/mine/mine.py", "00ff", declared, options).declare(name)
+    assert PLUGINS == {}
+
+
+def double(x, context):
+    return 2 * x
+
+
+def test_a_function_stays_as_long_as_the_declaration_is_equal():
+    quantizer("mine", block=16, options={"gain": 2.0})(double)
+    before = registrations()
+    declare(Plugin("mine", block=16, options={"gain": 2.0}))
+    assert PLUGINS["mine"].function is double
+    assert registrations() == before  # what was read of the type is still so
+    declare(Plugin("mine", block=32, options={"gain": 2.0}))
+    assert PLUGINS["mine"].function is None and PLUGINS["mine"].block == 32
+    assert registrations() > before
+
+
+def test_a_function_that_is_known_only_elsewhere_is_left_out():
+    declare(Plugin("mine", function=double))
+    assert PLUGINS["mine"].function is None
