@@ -22,6 +22,7 @@ if not (ENGINES / NEWEST).exists():
 PROGRAM = ROOT / "tests/mqo/megatron/transformer_engine/pretrain.py"
 ENGINE = ("--transformer-impl", "transformer_engine")
 SIZES = f"{SAVED_HALFWAY} {SHORT_STEPS} --eval-iters 1".split()
+OWN = PROJECT.root / "docs/quantizers/four_over_six.py"
 CLOSE = 1e-5
 
 
@@ -74,6 +75,7 @@ CELLS = {
     "a mode": ("linear_mxfp8", {"gemms": "all"}),
     "a mode of attention": ("FA_linear_mxfp4", {"gemms": "all"}),
     "a recipe": ("bf16", {"recipe": "nvfp4"}),
+    "a quantizer of the user": ("linear_four_over_six", {"gemms": "all", "plugins": (OWN,)}),
 }
 
 
@@ -86,7 +88,7 @@ def test_a_run_is_that_of_local_layers(train, cell):
     ours = train(mode, **rest)
     theirs = train(mode, None, **rest | {"cache_weights": True})
     # Local layers apply the scale of a tensor to the product: sums of other bits move codes.
-    assert_same(ours, theirs, 1e-3 if rest.get("recipe") == "nvfp4" else CLOSE)
+    assert_same(ours, theirs, CLOSE if "mxfp" in mode else 1e-3)
     assert losses(ours)[0][0] == pytest.approx(losses(theirs)[0][0], abs=CLOSE)
     assert "transformer_engine.RMSNorm" in ours.implementation.read_text()
 

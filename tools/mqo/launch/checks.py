@@ -73,9 +73,16 @@ def check_run(
 def _check_engine(config: RunConfig, machine: Machine) -> None:
     """Raise RunError for Transformer Engine's layers on a GPU machine that lacks the package.
 
-    Without a GPU the program reports it: it imports the package as the run does.
+    They also support no quantizer of the user with an estimator. Without a GPU the program reports
+    a missing package: it imports it as the run does.
     """
     uses_engine = engine.is_asked(config.experiment.extra_flags)
+    own = [p.name for p in config.quantization.plugins if p.declared.get("estimator")]
+    if uses_engine and own:
+        raise RunError(
+            f"{own[0]} computes gradients, which Transformer Engine's layers do not ask it for",
+            expected="--transformer-impl local",
+        )
     if uses_engine and machine.has_cuda and importlib.util.find_spec(engine.NAME) is None:
         raise RunError(
             f"--transformer-impl {engine.NAME} was passed, but Transformer Engine is not installed",

@@ -3,7 +3,7 @@
 import functools
 import os
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -265,6 +265,7 @@ def _check_own_types(config: QuantConfig) -> None:
             f"[quantizer] save_activations = 'packed' saves codes, and {min(own)} is a quantizer "
             "in Python, which has none; valid: 'full'"
         )
+    _check_estimators(config)
     if not config.unnormalized_probs:
         return
     probs = [config.spec_in("pv", "probs", phase.quant_type).spec for phase in config.phases("pv")]
@@ -274,6 +275,30 @@ def _check_own_types(config: QuantConfig) -> None:
             f"[quantizer] unnormalized_probs = true needs attention in chunks, and {min(of_probs)} "
             "is a quantizer in Python, which takes all probabilities; valid: false"
         )
+
+
+def _check_estimators(config: QuantConfig) -> None:
+    """Raise ValueError for a quantizer with an estimator that would not compute gradients."""
+    types = {site: {phase.quant_type for phase in config.phases(site)} for site in SITES}
+    of_fprop = types["fprop"] | {rule.quant_type for rule in config.rules}
+    for name, row in config.operands.items():
+        if name.startswith("fprop."):
+            of_fprop |= {row.quant_type} if row.quant_type else set()
+            if (row.hadamard or row.gain != 1.0) and _estimators(config, of_fprop):
+                raise ValueError(
+                    f"{name} is transformed before it is rounded, and a quantizer with an estimator"
+                    " computes the gradient of what it rounds; valid: no hadamard, no gain"
+                )
+    if own := _estimators(config, types["qk"] | types["pv"]):
+        raise ValueError(f"{own} has an estimator; valid: linear layers, not qk or pv")
+    if own := _estimators(config, config.own_types() - of_fprop):
+        raise ValueError(f"{own} has an estimator; valid: as a type of fprop, which calls it")
+
+
+def _estimators(config: QuantConfig, types: Iterable[str | None]) -> str | None:
+    """Return the first of these types that has an estimator."""
+    own = config.own_types() & {*types}
+    return min((name for name in own if PLUGINS[name].estimator), default=None)
 
 
 def _parse_plugins(table: object) -> dict[str, PluginRow]:

@@ -37,6 +37,7 @@ from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
 from mqo.quant.plugin_calls import call
+from mqo.quant.plugin_gradients import estimated
 from mqo.quant.products import Alphas, is_known, with_alphas
 from mqo.quant.quantization import PROCESS, Quantization
 from mqo.quant.rounded import Rounded
@@ -88,6 +89,14 @@ class GemmOperands:
         `shape` and `amax` are those of the whole operand. Quantization is along its last axis.
         """
         return OperandParts(self.quantization, ("", "", ""), QuantSpec(NONE), shape)
+
+    def has_estimator(self, side: str) -> bool:
+        """Return whether the quantizer of an operand, "lhs" or "rhs", computes its gradient."""
+        return False
+
+    def estimated(self, side: str, grad: Tensor, original: Tensor) -> Tensor:
+        """Return the gradient of an operand, "lhs" or "rhs", from that of the rounded operand."""
+        return grad
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Store in a linear layer's `ctx` what its backward pass needs: the micro-batch."""
@@ -173,6 +182,20 @@ class QuantizedOperands(GemmOperands):
                 amax = largest(gathered)
             seed = self._seed(operand, spec, part=_part(activation, gathered, self.shards))
             save_packed(ctx, activation, weight, spec, axis, seed, amax)
+
+    def has_estimator(self, side: str) -> bool:
+        """Return whether the quantizer of an operand computes its gradient."""
+        plugin = self._operand_spec(getattr(self.site, side)).spec.plugin
+        return plugin is not None and plugin.estimator
+
+    def estimated(self, side: str, grad: Tensor, original: Tensor) -> Tensor:
+        """Return the gradient of an operand, from that of the rounded operand."""
+        if not self.has_estimator(side):
+            return grad
+        operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
+        spec, model = self._operand_spec(operand).spec, self.quantization
+        key = (self.site.name, self.layer, operand)
+        return estimated(grad, original, spec, axis, key, model.progress.step, model.states)
 
     def _straight_through(self, tensor: Tensor, side: str) -> Tensor:
         operand = getattr(self.site, side)

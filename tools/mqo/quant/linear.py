@@ -103,9 +103,11 @@ class _Linear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, layer: QuantLinear
     ) -> Tensor:
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
         ctx.layer = layer
         operands = layer.operands("fprop")
+        saves_x = needs_weight or (needs_x and operands.has_estimator("lhs"))
+        saves_weight = needs_x or (needs_weight and operands.has_estimator("rhs"))
+        ctx.save_for_backward(x if saves_x else None, weight if saves_weight else None)
         if needs_weight:
             operands.save(ctx, x, weight, x)
         else:
@@ -125,10 +127,12 @@ class _Linear(torch.autograd.Function):
             if needs_x:
                 operands = ctx.layer.operands("dgrad")
                 of_x = operands.product(torch.matmul)(operands.lhs(grad), operands.rhs(weight))
+                of_x = ctx.layer.operands("fprop").estimated("lhs", of_x, x)
             rows = grad.reshape(-1, grad.shape[-1])
             if needs_weight:
                 operands = ctx.layer.operands("wgrad")
                 product = operands.product(torch.matmul)
                 inputs = x.reshape(-1, x.shape[-1])
                 of_weight = product(operands.lhs(rows).t(), operands.rhs(inputs))
+                of_weight = ctx.layer.operands("fprop").estimated("rhs", of_weight, weight)
         return of_x, of_weight, rows.sum(dim=0) if needs_bias else None, None

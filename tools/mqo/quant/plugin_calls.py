@@ -72,7 +72,7 @@ class QuantizerContext:
         """
         if not self.state:
             raise QuantizerError("it calls note; valid: a quantizer with a state")
-        noted = torch.as_tensor(value, dtype=torch.float32).detach()
+        noted = torch.as_tensor(value, dtype=torch.float32).detach().clone()
         if not 0 < noted.numel() <= MOST_VALUES:
             raise QuantizerError(f"it notes {noted.numel()} values; valid: 1 to {MOST_VALUES}")
         self._notes.append((name, noted))
@@ -113,6 +113,7 @@ def quantizer(
     independent_rows: bool = False,
     options: Mapping[str, Any] | None = None,
     state: Mapping[str, float | list[float]] | None = None,
+    estimator: bool = False,
 ) -> Callable[[F], F]:
     """Make the decorated function a type with this name, wherever a type is named.
 
@@ -132,6 +133,8 @@ def quantizer(
             values of a run; `--plugin-option NAME.OPTION=VALUE` sets one.
         state: {name: initial value}, a float or a list of at most 1,024 each, for every operand.
             `context.state` has the values of a step, and a function with `@end_step` the next ones.
+        estimator: whether a function with `@estimator` computes the gradient of an operand, which
+            otherwise passes straight through.
 
     A run reads the arguments without running the file, so they must be literals there.
 
@@ -145,9 +148,9 @@ def quantizer(
 
     def register(function: F) -> F:
         check_free(name)
-        declared = (block, square, needs_amax, stochastic, independent_rows)
-        plugin = Plugin(name, *declared, dict(options or {}), dict(state or {}), function)
-        register_plugin(plugin)
+        flags = (block, square, needs_amax, stochastic, independent_rows)
+        tables = (dict(options or {}), dict(state or {}))
+        register_plugin(Plugin(name, *flags, *tables, estimator, function))
         weights_changed()  # cached ones may have been rounded by an older function
         return function
 
@@ -171,6 +174,31 @@ def end_step(name: str) -> Callable[[F], F]:
         if plugin is None or not plugin.state:
             raise ValueError(f"no quantizer '{name}' with a state; valid: @quantizer above it")
         register_plugin(replace(plugin, update=function))
+        return function
+
+    return register
+
+
+def estimator(name: str) -> Callable[[F], F]:
+    """Make the decorated function compute gradients for a quantizer, above it in the file.
+
+    The function takes the gradient of the loss with respect to the rounded operand, the operand x,
+    float32 [rows, K] both, and the context of the operand. It returns the gradient with respect to
+    x. It is called in the backward pass, for the input and the weight of linear layers whose fprop
+    rounds them with this quantizer. It must not read `context.amax` or call `context.rand`.
+
+    Raises:
+        ValueError: there is no such quantizer, or it does not declare an estimator.
+    """
+
+    def register(function: F) -> F:
+        plugin = PLUGINS.get(name)
+        if plugin is None or not plugin.estimator:
+            raise ValueError(
+                f"no quantizer '{name}' with an estimator; valid: @quantizer above it, with "
+                "estimator=True"
+            )
+        register_plugin(replace(plugin, estimate=function))
         return function
 
     return register
@@ -203,20 +231,24 @@ def call(
             f"the function of the quantizer {plugin.name} is unknown, because its file was not "
             "run; valid: load_quantizers(FILE) first"
         )
-    if plugin.state and plugin.update is None:
-        raise QuantizerError(
-            f"the quantizer {plugin.name} has a state; valid: a function with "
-            f"@end_step('{plugin.name}') that computes the next one"
-        )
-    rows = _rows(x, axis)
-    padded = _padded(rows.float(), plugin.block, spec.tile)
+    for is_declared, function, word in (
+        (plugin.state, plugin.update, "end_step"),
+        (plugin.estimator, plugin.estimate, "estimator"),
+    ):
+        if is_declared and function is None:
+            raise QuantizerError(
+                f"the quantizer {plugin.name} has no function with @{word}('{plugin.name}'), which "
+                "it declares; valid: such a function below it"
+            )
+    rows = as_rows(x, axis)
+    padded = to_blocks(rows.float(), plugin.block, spec.tile)
     if padded.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
         padded = padded.clone()  # a function may write to its argument
     random = None
     if plugin.stochastic:
         assert seed is not None  # `check_arguments` checks it
         numbers = draws(x.shape, seed, x.device).float() * 2.0**-RANDOM_BITS
-        random = _padded(_rows(numbers, axis), plugin.block, spec.tile)
+        random = to_blocks(as_rows(numbers, axis), plugin.block, spec.tile)
     if not plugin.needs_tensor_amax:
         amax = None
     elif amax is None:
@@ -226,9 +258,7 @@ def call(
     values, alpha = _rounded(plugin, padded, context)
     if states and plugin.state:
         states.note(plugin, key, context._notes)
-    shape = x.movedim(axis, -1).shape if x.dim() else x.shape
-    values = values[: rows.shape[0], : rows.shape[1]].to(x.dtype).reshape(shape)
-    return Rounded((values.movedim(-1, axis) if x.dim() else values).contiguous(), amax, alpha)
+    return Rounded(from_blocks(values, x, axis), amax, alpha)
 
 
 def _rounded(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
@@ -271,32 +301,32 @@ def _start_worker() -> None:
 os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
-def _rows(x: Tensor, axis: int) -> Tensor:
+def as_rows(x: Tensor, axis: int) -> Tensor:
     """Return `x` as [rows, K], K along `axis`."""
     moved = x.movedim(axis, -1) if x.dim() else x.reshape(1)
     return moved.flatten(0, -2) if moved.dim() > 1 else moved.unsqueeze(0)
 
 
-def _padded(x: Tensor, block: int | None, tile: str) -> Tensor:
+def to_blocks(x: Tensor, block: int | None, tile: str) -> Tensor:
+    """Return rows padded with zeros to whole blocks."""
     if block is None:
         return x
     rows = -x.shape[0] % block if tile == "square" else 0
     return functional.pad(x, (0, -x.shape[1] % block, 0, rows))
 
 
+def from_blocks(values: Tensor, x: Tensor, axis: int) -> Tensor:
+    """Return the values of `to_blocks(as_rows(x, axis))` in the shape and the dtype of x."""
+    shape = x.movedim(axis, -1).shape if x.dim() else x.shape
+    width = shape[-1] if x.dim() else 1
+    values = values[: x.numel() // max(1, width), :width].to(x.dtype).reshape(shape)
+    return (values.movedim(-1, axis) if x.dim() else values).contiguous()
+
+
 def _result(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
     """Return the values and alpha that the function returns, checked."""
     assert plugin.function is not None  # `call` checks it
-    try:
-        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
-            result = plugin.function(x, context)
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if f.filename == inspect.getfile(plugin.function)] or frames
-        raise QuantizerError(
-            f"the quantizer {plugin.name} failed on {context.describe()}, {list(x.shape)}, in line "
-            f"{own[-1].lineno} of {own[-1].filename}: {type(error).__name__}: {error}"
-        ) from error
+    result = run_function(f"the quantizer {plugin.name}", plugin.function, x, context)
     values, alpha = result if isinstance(result, tuple) else (result, 1.0)
     if not isinstance(values, Tensor) or values.shape != x.shape:
         shown = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -305,3 +335,22 @@ def _result(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tenso
             f"tensor {list(x.shape)}, or (tensor, alpha)"
         )
     return values, float(alpha)
+
+
+def run_function(subject: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of a function of the user; the last argument is the context.
+
+    Raises:
+        QuantizerError: it raised an error; the text names the operand, the shape and the line.
+    """
+    x, context = arguments[0], arguments[-1]
+    try:
+        with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
+            return function(*arguments)
+    except Exception as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [f for f in frames if f.filename == inspect.getfile(function)] or frames
+        raise QuantizerError(
+            f"{subject} failed on {context.describe()}, {list(x.shape)}, in line "
+            f"{own[-1].lineno} of {own[-1].filename}: {type(error).__name__}: {error}"
+        ) from error

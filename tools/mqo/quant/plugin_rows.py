@@ -23,7 +23,7 @@ def declare(plugin: Plugin) -> None:
     A registered function stays if it declares the same.
     """
     if PLUGINS.get(plugin.name) != plugin:
-        register_plugin(replace(plugin, function=None, update=None))
+        register_plugin(replace(plugin, function=None, update=None, estimate=None))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     # Of x and its QuantizerContext.
     Function = Callable[[Tensor, Any], Tensor | tuple[Tensor, float | Tensor]]
+    # Of the gradient of an operand, the operand, and its QuantizerContext.
+    Estimate = Callable[[Tensor, Tensor, Any], Tensor]
     # Of the state, the notes, the number of the step and the options, to the next state.
     Update = Callable[[dict[str, Tensor], dict[str, Tensor], int, "Options"], dict[str, Tensor]]
 
@@ -29,7 +31,7 @@ _RESERVED = ("all", "bf16", "fp16", "fp32", "none", "source", "then", "until")
 
 
 MOST_VALUES = 1024  # of a state
-_CODE = ("name", "function", "update")  # fields that are no declaration
+_CODE = ("name", "function", "update", "estimate")  # fields that are no declaration
 
 
 def _is_number(value: object) -> bool:
@@ -55,7 +57,7 @@ class Plugin:
     """A quantizer and what it declares; `plugin_calls.quantizer` explains the fields.
 
     `function` is None for a quantizer whose code has not been run. `update` computes its next
-    state.
+    state, and `estimate` the gradient of an operand.
     """
 
     name: str
@@ -66,8 +68,10 @@ class Plugin:
     independent_rows: bool = False
     options: Options = field(default_factory=dict)
     state: Mapping[str, float | list[float]] = field(default_factory=dict)
+    estimator: bool = False
     function: Function | None = field(default=None, compare=False, repr=False)
     update: Update | None = field(default=None, compare=False, repr=False)
+    estimate: Estimate | None = field(default=None, compare=False, repr=False)
 
     # The attributes of `Format` that specs and plots read.
     is_mx = False
@@ -81,7 +85,7 @@ class Plugin:
             )
         if self.block is not None and (type(self.block) is not int or self.block not in _BLOCKS):
             raise ValueError(f"invalid block {self.block!r} of {self.name}; valid: 1 to 4096")
-        for name in ("square", "needs_tensor_amax", "stochastic", "independent_rows"):
+        for name in ("square", "needs_tensor_amax", "stochastic", "independent_rows", "estimator"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"invalid {name} of {self.name}; valid: True or False")
         if self.square and self.block is None:

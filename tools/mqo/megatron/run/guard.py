@@ -10,7 +10,7 @@ from torch.nn import Module
 from mqo.megatron.coverage import coverage_faults, idle_layers, ineffective, missing, site_coverage
 from mqo.megatron.cut_blocks import cut_blocks
 from mqo.megatron.layers import FoundLayer, find_layers, other_weights
-from mqo.megatron.run import disk, divergence, engine, implementation, plugin_states
+from mqo.megatron.run import disk, divergence, engine, estimators, implementation, plugin_states
 from mqo.megatron.run.checkpoints import CheckpointError, keep_last
 from mqo.megatron.run.files import run_folder
 from mqo.megatron.run.modelopt import quantized_layers
@@ -144,6 +144,7 @@ def _inspect_model(model: list[Module], args: Namespace) -> None:
     inspect([labeled.layer for labeled in _labeled] + others, read_setup(args))
     check_alone(quantized_layers(model))
     check_cuts(_labeled, args)
+    _end(estimators.attach(_labeled), "before the first step")
 
 
 def _watch_layers(types: Mapping[str, str]) -> Usage | None:

@@ -1,0 +1,46 @@
+"""Compute the gradient of an operand with the function of its quantizer."""
+
+import torch
+from torch import Tensor
+
+from mqo.quant.plugin_calls import (
+    QuantizerContext,
+    QuantizerError,
+    as_rows,
+    from_blocks,
+    run_function,
+    to_blocks,
+)
+from mqo.quant.plugin_states import Operand, PluginStates
+from mqo.quant.plugins import PLUGINS
+from mqo.quant.spec import QuantSpec
+
+
+def estimated(
+    grad: Tensor,
+    x: Tensor,
+    spec: QuantSpec,
+    axis: int,
+    key: Operand,
+    step: int,
+    states: PluginStates,
+) -> Tensor:
+    """Return the gradient with respect to `x`, from that with respect to the rounded `x`.
+
+    `spec` names a quantizer with an estimator; the other arguments are those of its call.
+
+    Raises:
+        QuantizerError: the function raised an error, or returned no tensor of the shape of x.
+    """
+    plugin = PLUGINS[spec.quant_type]
+    assert plugin.estimate is not None  # the call in the forward pass checked it
+    state = states.state_of(plugin, key, x.device)
+    context = QuantizerContext(*key, step, spec.tile, dict(spec.options), state, [], None, None)
+    tensors = [to_blocks(as_rows(t, axis).float(), plugin.block, spec.tile) for t in (grad, x)]
+    subject = f"the estimator of {plugin.name}"
+    result = run_function(subject, plugin.estimate, *(t.clone() for t in tensors), context)
+    if not isinstance(result, torch.Tensor) or result.shape != tensors[0].shape:
+        raise QuantizerError(
+            f"{subject} returned no tensor {list(tensors[0].shape)} for {context.describe()}"
+        )
+    return from_blocks(result, grad, axis)
