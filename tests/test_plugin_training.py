@@ -1,4 +1,4 @@
-"""A quantizer of the user in a real run: trained with, recorded, replayed, and run nowhere else."""
+"""Quantizers of the user in real runs: trained with, recorded, replayed, resumed, evaluated."""
 
 import json
 import shutil
@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 import pytest
-from mqo.errors import RunError
-from mqo.launch.config import RunConfig
+from mqo.errors import CheckpointError, RunError
+from mqo.launch import evaluation
+from mqo.launch.config import Cluster, RunConfig, resolve
+from mqo.launch.export import export
+from mqo.launch.forward_pass import AS_TRAINED, SavedModel
 from mqo.launch.origin import is_own
 from mqo.launch.rerun import BitEqual, rerun
 from mqo.project import Project
@@ -16,6 +19,9 @@ from mqo.quant.plugins import PLUGINS
 from mqo.runs import RunFolder
 
 pytest.importorskip("torch")
+import torch
+
+from . import real_runs
 from .real_runs import STEPS, TINY, losses, stats_of
 from .vendored_tree import PROJECT
 
@@ -131,6 +137,22 @@ def test_a_replay_runs_the_copies_and_is_bit_equal(trained, checkout_with, tmp_p
     assert PLUGINS["mine"].function is None
 
 
+def test_an_evaluation_runs_the_quantizer_of_ones_own_run(vendored, trained):
+    words = evaluation.text(tokens=128)
+    model = SavedModel.find(trained.root)
+    own, equal = evaluation.evaluate(vendored, [model], [AS_TRAINED, "FA_linear_mxfp8"], words)
+    assert own.mode == f"{MODE} {digest_of(trained.plugins / 'mine/mine.py')[:6]} letter=b"
+    assert own.types == {"fprop": "mine", "qk": "mine", "pv": "none"}
+    assert own.loss == equal.loss
+
+
+def test_its_weights_are_exported_in_a_format(vendored, trained, tmp_path):
+    pytest.importorskip("modelopt")
+    pytest.importorskip("transformers")
+    packed = export(vendored.root, trained.root, tmp_path / "packed", "mxfp8", layout="mqo")
+    assert packed.types == {"mxfp8": 14}
+
+
 # -- a run from elsewhere --------------------------------------------------------------------------
 
 
@@ -196,3 +218,138 @@ def test_a_run_with_another_module_of_its_quantizer_is_not_ones_own(
     with pytest.raises(RunError, match="--trust"):
         rerun(checkout_with(runs=tmp_path / "runs"), run)
     assert not (tmp_path / "runs").exists()
+
+
+# -- states ----------------------------------------------------------------------------------------
+
+# Scales by the amax of earlier steps.
+DELAYED = """
+from mqo.quant import end_step, quantizer
+
+@quantizer("delayed", options={"weight": 0.5}, state={"amax": 0.5})
+def delayed(x, context):
+    context.note("amax", x.abs().max())
+    step = context.state["amax"] / 64
+    return (x / step).round().clamp(-64, 64) * step
+
+@end_step("delayed")
+def end(state, notes, step, options):
+    weight = options["weight"]
+    return {"amax": weight * notes["amax"] + (1 - weight) * state["amax"]}
+"""
+HALF, WHOLE = 4, 8
+SIZES = (
+    "--num-layers 2 --hidden-size 64 --ffn-hidden-size 64 --num-attention-heads 4 "
+    "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
+    f"--global-batch-size 4 --train-samples {4 * WHOLE} --save-interval {HALF} "
+    "--eval-iters 1 --eval-interval 3 --lr 1e-4 --min-lr 1e-5"
+)
+TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
+PIPELINE = "--pipeline-model-parallel-size 2"
+RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+
+
+@pytest.fixture(scope="module")
+def stateful(tmp_path_factory, checkout_with):
+    """A function that trains with a state in a layout: whole, or from the fourth step."""
+    root = tmp_path_factory.mktemp("states")
+    file = root / "delayed.py"
+    file.write_text(DELAYED)
+    project = checkout_with(runs=root / "runs")
+    done = {}
+
+    def train(flags="", processes=1, resumes=True, **rest):
+        key = (flags, processes, resumes, *rest)
+        if key not in done:
+            checkpoints = root / f"checkpoints {len(done)}"
+            if resumes:
+                name = f"iter_{HALF:07d}"
+                shutil.copytree(train(resumes=False)[1] / name, checkpoints / name)
+                (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(HALF))
+            cell = resolve(
+                *("llama32-1b", "wikipedia", "FA_linear_delayed", "smoke"),
+                extra_flags=tuple(f"{SIZES} {flags}".split()),
+                cluster=Cluster(nproc_per_node=processes),
+                checkpoint=checkpoints,
+                gemms="all",
+                plugins=[file],
+                plugin_options=["delayed.weight=0.75"],
+                **rest,
+            )
+            done[key] = real_runs.run(project, cell), checkpoints
+        return done[key]
+
+    return train
+
+
+RESUMED = {
+    "one process": {},
+    "tensor": {"flags": TENSOR, "processes": 2},
+    "pipeline": {"flags": PIPELINE, "processes": 2},
+    "recomputed": {"flags": RECOMPUTED},
+    "cached weights": {"cache_weights": True},  # a validation caches them, too
+}
+
+
+def saved(iteration):
+    """The content of a checkpoint that all ranks share, such as the arguments."""
+    from megatron.inference.checkpoint_args import common_state
+
+    state = common_state(iteration)
+    torch.distributed.destroy_process_group()  # which common_state made
+    return state
+
+
+def saved_states(checkpoints, step=WHOLE):
+    return saved(checkpoints / f"iter_{step:07d}")["args"].mqo_states
+
+
+@pytest.mark.parametrize("layout", RESUMED.values(), ids=RESUMED)
+def test_a_resumed_training_has_the_losses_and_states_of_the_whole_one(stateful, layout):
+    (whole, checkpoints), (rest, resumed) = stateful(resumes=False), stateful(**layout)
+    assert [step for step, _ in losses(rest)[0]] == list(range(HALF + 1, WHOLE + 1))
+    assert losses(rest)[0] == losses(whole)[0][HALF:]
+    assert saved_states(resumed).keys() == saved_states(checkpoints).keys()
+
+
+def test_checkpoints_hold_the_states_of_all_layers(stateful):
+    checkpoints = stateful(resumes=False)[1]
+    names = [name.split("/") for name in saved_states(checkpoints)]
+    assert {(name, site, state) for name, site, *_, state in names} == {
+        ("delayed", site, "amax") for site in SITES
+    }
+    for block in range(2):
+        assert any(f"layers.{block}." in layer for _, _, layer, *_ in names)
+    half, whole = saved_states(checkpoints, HALF), saved_states(checkpoints)
+    assert sum(half[name] != whole[name] for name in whole) > len(whole) / 2
+
+
+@pytest.fixture
+def with_states(stateful, tmp_path):
+    """A function that returns the last checkpoint of the whole training with other states."""
+
+    def copy(change):
+        run, checkpoints = stateful(resumes=False)
+        name = f"iter_{WHOLE:07d}"
+        folder = shutil.copytree(checkpoints / name, tmp_path / name)
+        content = saved(folder)
+        content["args"].mqo_states = change(content["args"].mqo_states)
+        torch.save(content, folder / "common.pt")
+        (folder / "integrity.json").unlink()
+        return SavedModel("changed", folder, run.quant_config)
+
+    return copy
+
+
+def test_an_evaluation_uses_the_saved_states(vendored, stateful, with_states):
+    models = [SavedModel.find(stateful(resumes=False)[0].root), with_states(lambda states: {})]
+    own, without = evaluation.evaluate(vendored, models, [AS_TRAINED], evaluation.text(tokens=512))
+    assert own.types == without.types == {"fprop": "delayed", "qk": "delayed", "pv": "none"}
+    assert own.loss != pytest.approx(without.loss, rel=1e-5)
+
+
+def test_damaged_states_of_a_checkpoint_are_refused(vendored, with_states):
+    model = with_states(lambda states: dict.fromkeys(states, "[1.0"))
+    with pytest.raises(CheckpointError, match="states of quantizers") as caught:
+        evaluation.evaluate(vendored, [model], [AS_TRAINED], evaluation.text(tokens=64))
+    assert "\n" not in str(caught.value)

@@ -75,7 +75,7 @@ CELLS = {
     "a mode": ("linear_mxfp8", {"gemms": "all"}),
     "a mode of attention": ("FA_linear_mxfp4", {"gemms": "all"}),
     "a recipe": ("bf16", {"recipe": "nvfp4"}),
-    "a quantizer of the user": ("linear_four_over_six", {"gemms": "all", "plugins": (OWN,)}),
+    "a custom quantizer": ("linear_four_over_six", {"gemms": "all", "plugins": (OWN,)}),
 }
 
 

@@ -145,6 +145,7 @@ REASONS = {
         f"{T}launch/lock_holder.py::_stat",
         f"{T}launch/machine.py::cpu_model",
         f"{T}launch/machine.py::torch_cuda",
+        f"{T}recipes/quantizer_packages.py::_folders x2",
         f"{T}process.py::drop_output",
     ],
     "after check_file or check_tokenizer in the same function": [
@@ -177,7 +178,7 @@ REASONS = {
     "opens a run at a tracker, not a file": [f"{T}track/session.py::Session.__init__"],
     "a file that the caller of the library names, in Python": [f"{Q}recipe.py::Recipe.load x2"],
     "code of the user, which the command or the caller names to run": [
-        f"{Q}plugin_file.py::load_quantizers",
+        f"{Q}plugin_file.py::_run",
         f"{T}launch/plugins.py::copy_files",
     ],
     "a regular file of a bounded size, which is checked in the same function": [

@@ -39,10 +39,9 @@ def parser() -> argparse.ArgumentParser:
 
 def checked(file: Path) -> dict[str, Any]:
     """Return a report for each quantizer in the file."""
-    from mqo.quant.plugin_check import check_quantizer
-    from mqo.quant.plugin_file import load_quantizers
+    from mqo.quant.plugin_check import check_file
 
-    reports = [check_quantizer(name) for name in load_quantizers(file)]
+    reports = check_file(file)
     return {
         "quantizers": [
             {

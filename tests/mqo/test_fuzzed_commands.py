@@ -67,6 +67,7 @@ SOUND = f"""
     mqo plot: one other -o new.png
     mqo plot: other --operands -o new.svg
     mqo plugin check: mine.py --json
+    mqo plugin list: --json
     mqo plugin new: made.py
     mqo recipe list: --json
     mqo recipe show: nvfp4 --without hadamard

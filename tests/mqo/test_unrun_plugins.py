@@ -39,6 +39,7 @@ READING = {
     "export": ("run made", None),
     "generate": ("run --prompt a", None),
     "matrix list": ("", False),
+    "plugin list": ("", False),
     "perf": ("--compare run other", False),
     "plot": ("run other -o made.png", False),
     "plot ": ("run --operands -o made.png", False),

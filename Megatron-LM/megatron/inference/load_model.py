@@ -68,7 +68,7 @@ def find_checkpoint(path: Path) -> Path:
 def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
     """Return {site: type} of the last step before a folder was written; {} if not recorded.
 
-    A type may be unknown here, such as a quantizer of the user.
+    A type may be unknown here, such as a custom quantizer.
 
     Raises:
         CheckpointError: the record has another kind.

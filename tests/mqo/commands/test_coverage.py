@@ -1,4 +1,4 @@
-"""`mqo coverage` of modes and recipes with quantizers of the user."""
+"""`mqo coverage` of modes and recipes with custom quantizers."""
 
 import json
 

@@ -7,6 +7,7 @@ from mqo.cli import app
 from mqo.display import WIDTH
 from mqo.errors import DataError, LayoutError, MqoError, RunError, UnknownNameError
 from mqo.project import Project
+from mqo.quant.plugins import PLUGINS
 from typer.testing import CliRunner
 
 SCRIPTS = Project.here().root / "script"
@@ -121,3 +122,16 @@ def test_a_front_end_takes_the_options_itself(vendored):
     done = call(*words, *TINY, *FEEDS, script=SCRIPTS / "train_config.py")
     assert done.exit_code == 0
     assert "llama32-1b, mxfp8, tiny" in done.stdout
+
+
+def test_a_quantizer_of_the_user_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    """Its file is not run, either."""
+    path = tmp_path / "mine.py"
+    path.write_text('raise SystemExit\n@quantizer("mine")\ndef mine(x, context): ...\n')
+    monkeypatch.setattr("mqo.simulate.command.plan_layout", lambda *args: pytest.fail("planned"))
+    words = ("--model", "llama32-1b", "--dataset", "dolma", "--quantization", "FA_mine")
+    try:
+        with pytest.raises(MqoError, match="mine is a quantizer in Python"):
+            call(*words, *TINY, "--plugin", str(path), *FEEDS, script=SCRIPTS / "train_config.py")
+    finally:
+        PLUGINS.clear()

@@ -85,6 +85,20 @@ def test_what_cannot_be_exported_leaves_nothing(command_line, model, tmp_path, w
     assert not (tmp_path / "made").exists()
 
 
+def test_types_of_a_quantizer_of_the_user_have_no_codes(command_line, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "ask", None)
+    run = tmp_path / "a run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
+    (run / "quant.toml").write_text(
+        '[asked]\nfprop = "mine"\n[plugins.mine]\nfile = "plugins/mine/mine.py"\n'
+    )
+    code, _, err = command_line("export", run, tmp_path / "made")
+    assert (code, "trained with mine in Python" in " ".join(err.split())) == (2, True), err
+    assert "--format TYPE" in err
+    assert not (tmp_path / "made").exists()
+
+
 def test_a_target_that_is_there_and_a_source_without_weights_are_refused(
     command_line, model, tmp_path
 ):

@@ -1,4 +1,4 @@
-"""The quantizers of the user in a run: which it keeps, their options, and the copies of files."""
+"""The custom quantizers in a run: which it keeps, their options, and the copies of files."""
 
 import os
 import re
@@ -402,3 +402,42 @@ def test_a_file_that_changed_after_the_plan_is_refused(package, run, name, chang
     change(package.with_name(name))
     with pytest.raises(PluginError, match="changed"):
         copy_files(plugins, run)
+
+
+@pytest.fixture
+def module(write):
+    """A module of a package, which imports from it."""
+    write("", name="own/__init__.py")
+    write("", name="own/helper.py")
+    write("", name="own/unused.py")
+    return write(function("mine"), name="own/sub/mine.py", head="from ..helper import a\n")
+
+
+def test_the_copy_of_a_module_has_the_layout_of_its_package(module, write, run):
+    write("", name="own/sub/__init__.py")
+    (plugin,) = plugins_of([module])
+    assert plugin.file == "plugins/own.sub.mine/own/sub/mine.py"
+    copy_files([plugin], run)
+    names = ["own", "own/__init__.py", "own/helper.py", "own/sub", "own/sub/__init__.py"]
+    below = run.plugins / "own.sub.mine"
+    copied = sorted(str(path.relative_to(below)) for path in below.rglob("*"))
+    assert copied == [*names, "own/sub/mine.py"]
+    assert digest_of(run.root / plugin.file) == plugin.digest
+    again = plugin.model_copy(update={"source": run.root / plugin.file})
+    other = RunFolder(run.root.with_name("another run"))
+    copy_files([again], other)  # as an evaluation does
+    assert digest_of(other.root / plugin.file) == plugin.digest
+
+
+def test_a_module_without_its_package_is_refused(module):
+    with pytest.raises(PluginError, match=r"\.\.helper in line 3, and is in no package"):
+        plugins_of([module])
+
+
+def test_modules_of_two_packages_may_have_one_name(write):
+    for package in ("first", "second"):
+        write("", name=f"{package}/__init__.py")
+    files = [write(function(p), name=f"{p}/same.py") for p in ("first", "second")]
+    assert [plugin.file for plugin in plugins_of(files)] == [
+        *("plugins/first.same/same.py", "plugins/second.same/same.py"),
+    ]

@@ -62,7 +62,7 @@ def test_what_is_no_axis_or_recipe_is_refused(modes, recipes, axis, message):
 
 @pytest.fixture
 def mine():
-    """A quantizer of the user with an option of each kind."""
+    """A custom quantizer with an option of each kind."""
     declare(Plugin("mine", options={"bits": 3, "flag": True, "rule": "a"}))
     yield
     PLUGINS.clear()

@@ -148,7 +148,7 @@ def test_a_named_file_must_exist(monkeypatch, tmp_path):
         config.current()
 
 
-# -- quantizers of the user ------------------------------------------------------------------------
+# -- custom quantizers ------------------------------------------------------------------------
 
 MINE = """
 from mqo.quant import quantizer

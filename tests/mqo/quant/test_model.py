@@ -7,6 +7,8 @@ import torch
 from mqo.quant.backend import fake_quantize
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
+from mqo.quant.plugin_calls import quantizer
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.recipe import Recipe, names
 from mqo.quant.spec import QuantSpec
 from mqo.quant.weights import weights_changed
@@ -195,6 +197,53 @@ def test_matrices_that_would_stay_unquantized_are_refused_by_name(model, change,
 def test_a_wrong_argument_is_refused_and_changes_nothing(model, arguments, text):
     with pytest.raises(ValueError, match=text):
         quantize_model(model, **{"recipe": "mxfp8"} | arguments)
+    assert quantized(model) == set()
+
+
+@pytest.fixture
+def mine():
+    """A quantizer that multiplies, in place of a format."""
+
+    @quantizer("mine", options={"factor": 2.0, "n": 1})
+    def multiplied(x, context):
+        return context.options["factor"] * x
+
+    yield "mine"
+    PLUGINS.clear()
+
+
+@pytest.mark.parametrize("options", [None, {}, {"mine": {}}, {"mine": {"factor": 3}}])
+def test_the_options_of_a_quantizer_of_the_user_are_set(model, mine, options):
+    factor = 3.0 if options and options["mine"] else 2.0
+    before, x = model.layers[0].up, torch.ones(1, WIDE)
+    wanted = nn.functional.linear(factor * x, factor * before.weight, before.bias)
+    shared = quantize_model(model, mine, plugin_options=options)
+    assert dict(shared.options.spec(mine).options) == {"factor": factor, "n": 1}
+    assert model.layers[0].up(x).equal(wanted)
+
+
+def test_the_options_of_the_caller_override_those_of_a_recipe(model, mine):
+    types, options = {"fprop": mine}, {mine: {"factor": 4.0, "n": 5}}
+    recipe = Recipe(name="own", summary="", source="", types=types, plugin_options=options)
+    shared = quantize_model(model, recipe, plugin_options={mine: {"n": 6}})
+    assert dict(shared.options.spec(mine).options) == {"factor": 4.0, "n": 6}
+    assert recipe.plugin_options == options
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "text"),
+    [
+        ("mine", {"nime": {"factor": 3.0}}, "'nime'; valid: mine"),
+        ("mxfp8", {"mine": {"factor": 3.0}}, "'mine'; valid: none"),
+        ("mxfp8", {"mxfp8": {"block": 16}}, "'mxfp8'; valid: none"),
+        ("mine", {"mine": {"fcator": 3.0}}, "unknown option 'fcator' of mine; valid: factor"),
+        ("mine", {"mine": {"factor": "3"}}, "'3' of mine is no float"),
+        ("mine", {"mine": 3}, "plugin_options of mine are 3"),
+    ],
+)
+def test_unknown_options_of_quantizers_are_refused(model, mine, recipe, options, text):
+    with pytest.raises(ValueError, match=text):
+        quantize_model(model, recipe, plugin_options=options)
     assert quantized(model) == set()
 
 

@@ -1,4 +1,4 @@
-"""Files with quantizers of the user: what is registered, and the errors of their code."""
+"""Files with custom quantizers: what is registered, and the errors of their code."""
 
 import importlib
 import sys
@@ -129,6 +129,24 @@ def test_a_package_may_import_its_own_modules(file):
     path = file(HEAD + "from own_package import FACTOR\n" + DOUBLED.replace("2", "FACTOR"))
     load_quantizers(path)
     assert fake_quantize(torch.ones(4), "doubled").eq(3).all()
+
+
+@pytest.mark.parametrize("first", ["from .sub.values import FACTOR\n", "import own_package.sub\n"])
+def test_a_module_of_a_package_may_import_from_it(file, first):
+    """Quantizers of other modules of the package are not those of the file."""
+    file("FACTOR = 3\n", "own_package/sub/values.py")
+    file("from .values import FACTOR\n", "own_package/sub/__init__.py")
+    file("from . import other, mine\n", "own_package/__init__.py")
+    file(HEAD + DOUBLED.replace("doubled", "other"), "own_package/other.py")
+    factor = "FACTOR" if "FACTOR" in first else "own_package.sub.FACTOR"
+    path = file(first + HEAD + DOUBLED.replace("2", factor), "own_package/mine.py")
+    before = list(sys.path)
+    assert load_quantizers(path) == load_quantizers(path) == ["doubled"]
+    assert fake_quantize(torch.ones(4), "doubled").eq(3).all()
+    assert sys.path == before
+    path.write_text(path.read_text() + "x = 1 / 0\n")
+    with pytest.raises(QuantizerError, match=r"mine\.py cannot be run, in line 6: ZeroDivision"):
+        load_quantizers(path)
 
 
 def test_a_file_may_define_a_dataclass_with_late_annotations(file):

@@ -206,7 +206,15 @@ def test_reading_runs_neither_the_file_nor_what_it_imports(write, tmp_path):
             | {"c.py": "", "a/__init__.py": ""},
             ["a/*.py", "a/b/__init__.py"],
         ),
-        ({"mine.py": "from . import b\nfrom .. import c", "b.py": "", "c.py": ""}, []),
+        (
+            {"mine.py": "def f():\n  from . import b\n  from .. import c", "b.py": "", "c.py": ""},
+            [],
+        ),
+        (
+            {"mine.py": "try:\n  from .b import f\nexcept ImportError:\n  from b import f"}
+            | {"b.py": ""},
+            ["b.py"],
+        ),
         ({"mine.py": "import mqo, torch.nn", "torch.py": "", "mqo/__init__.py": ""}, []),
     ],
 )  # fmt: skip
@@ -217,6 +225,64 @@ def test_the_modules_of_the_folder_that_a_file_imports_are_its_own(write, files,
     local = local_files(folder / "mine.py")
     assert local[0] == folder / "mine.py" and len(local) == len({*local})
     assert {*local[1:]} == {path for pattern in expected for path in folder.glob(pattern)}
+
+
+# The files of a package, of which 'a folder' is the base.
+PACKAGE = {"own/__init__.py": "", "own/sub/__init__.py": "", "own/b.py": "", "b.py": ""}
+PACKAGE |= {"own/sub/b.py": "", "own/sub/unused.py": ""}
+BOTH = ["own/__init__.py", "own/sub/__init__.py"]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"own/sub/mine.py": "import os"}, []),
+        ({"own/sub/mine.py": "import b"}, ["own/sub/b.py"]),
+        ({"own/sub/mine.py": "from .b import f"}, [*BOTH, "own/sub/b.py"]),
+        ({"own/sub/mine.py": "from . import b"}, [*BOTH, "own/sub/b.py"]),
+        ({"own/sub/mine.py": "from ..b import f"}, [*BOTH, "own/b.py"]),
+        ({"own/sub/mine.py": "from own.b import f"}, [*BOTH, "own/b.py"]),
+        ({"own/sub/mine.py": "import own.sub.b, b"}, [*BOTH, "own/sub/b.py"]),
+        ({"own/sub/mine.py": "def f():\n  from . import b"}, [*BOTH, "own/sub/b.py"]),
+        (
+            {"own/sub/mine.py": "from . import b"}
+            | {"own/__init__.py": "from own.b import f\nimport b"},
+            [*BOTH, "own/sub/b.py", "own/b.py"],
+        ),
+        (
+            {"own/sub/mine.py": "from . import b\ntry:\n  import own._c\nfinally: pass"},
+            [*BOTH, "own/sub/b.py"],
+        ),
+    ],
+)  # fmt: skip
+def test_the_modules_of_a_package_that_a_file_imports_are_its_own(write, files, expected):
+    """With the packages that are run first; a file that needs none of them is run by itself."""
+    for name, text in (PACKAGE | files).items():
+        folder = write(text, name).parents[name.count("/")]
+    path = folder / "own/sub/mine.py"
+    local = local_files(path)
+    assert local[0] == path and len(local) == len({*local})
+    assert {*local[1:]} == {folder / name for name in expected}
+
+
+@pytest.mark.parametrize(
+    ("files", "name"),
+    [
+        ({"mine.py": "from .b import f", "b.py": ""}, r"\.b in line 1, and is in no package"),
+        ({"mine.py": "import b", "b.py": "x = 1\nfrom . import c"}, r"b\.py imports \. in line 2"),
+        ({"__init__.py": "", "mine.py": "from .. import b"}, r"\.\. in line 1"),
+        ({"__init__.py": "", "mine.py": "from ._c import f", "_c.so": ""}, r"own\._c in line 1"),
+        (
+            {"__init__.py": "from own import b\nimport own.c", "mine.py": "import own"},
+            r"own\.c in ",
+        ),
+    ],
+)
+def test_an_import_that_would_fail_in_a_copy_is_refused(write, files, name):
+    for file, text in ({"b.py": ""} | files).items():
+        path = write(text, f"own/{file}")
+    with pytest.raises(ValueError, match=name):
+        digest_of(path.with_name("mine.py"))
 
 
 # -- digests ---------------------------------------------------------------------------------------

@@ -532,3 +532,28 @@ def test_packed_activations_are_refused(options):
         current()
     options('[asked]\nfprop = "mxfp8"\n[quantizer]\nsave_activations = "packed"\n')
     assert current().save_activations == "packed"
+
+
+PROBS = '[operands]\n"pv.probs" = { quant_type = "KIND" }\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "refused"),
+    [
+        ('[asked]\npv = "own_mxfp4"\n', True),
+        ('[asked]\npv = "mxfp8"\n[schedule]\npv = "mxfp8 until 3, then own_mxfp4"\n', True),
+        ('[asked]\npv = "mxfp8"\n' + PROBS.replace("KIND", "own_mxfp4"), True),
+        ('[asked]\npv = "own_mxfp4"\n' + PROBS.replace("KIND", "mxfp8"), False),
+        ('[asked]\npv = "mxfp8"\nqk = "own_mxfp4"\nfprop = "own_mxfp4"\n', False),
+    ],
+)
+def test_probabilities_in_chunks_are_refused(options, text, refused):
+    own_mxfp4()
+    options(f"{text}[quantizer]\nunnormalized_probs = true\n")
+    if not refused:
+        assert current().unnormalized_probs
+        return
+    with pytest.raises(ValueError, match=r"unnormalized_probs .*own_mxfp4"):
+        current()
+    options(f"{text}[quantizer]\nunnormalized_probs = false\n")
+    assert not current().unnormalized_probs

@@ -35,6 +35,17 @@ def test_one_type_may_stand_alone():
     assert parse_schedule("mxfp8") == (Phase("mxfp8"),)
 
 
+def test_a_type_may_be_unknown_where_it_is_only_read():
+    text = "mxfp4 until 3, then gone"
+    schedule = parse_schedule(text, any_type=True)
+    assert [type_at(schedule, step, None) for step in (2, 3)] == ["mxfp4", "gone"]
+    with pytest.raises(ValueError, match="gone"):
+        parse_schedule(text)
+    for wrong in ("gone until", "mxfp4 until 3", "a b", ""):
+        with pytest.raises(ValueError, match="valid"):
+            parse_schedule(wrong, any_type=True)
+
+
 @given(st.integers(1, 10**6), st.integers(1, 99))
 def test_a_share_is_reached_at_the_same_step_however_it_is_written(total, percent):
     whole = parse_schedule(f"mxfp8 until {percent / 100:.2f}, then none")

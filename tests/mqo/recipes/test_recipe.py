@@ -331,7 +331,7 @@ def test_codes_that_nothing_makes_are_refused():
         run(recipes.read("mxfp4-backward"), save_activations="packed")
 
 
-# -- quantizers of the user ------------------------------------------------------------------------
+# -- custom quantizers ------------------------------------------------------------------------
 
 MINE = """
 from helper_of_recipe import FACTOR

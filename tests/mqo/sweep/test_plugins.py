@@ -1,4 +1,4 @@
-"""Sweeps with quantizers of the user, whose files are read and not run."""
+"""Sweeps with custom quantizers, whose files are read and not run."""
 
 from pathlib import Path
 

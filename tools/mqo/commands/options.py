@@ -37,7 +37,9 @@ ForceOption = Annotated[
 PluginOption = Annotated[
     list[Path] | None,
     typer.Option(
-        metavar="FILE", help="Python file whose quantizers become types of modes; repeatable."
+        metavar="FILE",
+        help="Python file whose quantizers become types of modes, or a name in `mqo plugin list`; "
+        "repeatable.",
     ),
 ]
 PluginOptionOption = Annotated[

@@ -21,6 +21,7 @@ from mqo.launch.plugins import declare_files, refuse_unused
 from mqo.matrix import tables
 from mqo.quant.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe, names
 from mqo.recipes import recipe as recipes
+from mqo.recipes.quantizer_packages import files_of
 from mqo.scale.devices import DEVICES
 
 GPUS_PER_NODE = 8  # of a machine to plan for
@@ -73,7 +74,9 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     sizes = f"batch sizes, length and learning rate {_DEFAULT}"
     add("--training-config", default="standard", metavar="NAME", help=sizes)
     _add_types(result, front_end)
-    plugin = "Python file whose quantizers become types T (docs/quantizers.md); repeatable"
+    plugin = (
+        "Python file whose quantizers become types T, or a name in `mqo plugin list`; repeatable"
+    )
     add("--plugin", type=Path, metavar="FILE", help=plugin, action="append", default=[])
     option = "option of such a quantizer; repeatable"
     add("--plugin-option", metavar="T.NAME=VALUE", help=option, action="append", default=[])
@@ -165,7 +168,8 @@ def config_from(
 
     By default a run has one process per GPU of `machine`, which is this one if None.
     """
-    declare_files(args.plugin)  # before their names are types
+    plugins = files_of(args.plugin)
+    declare_files(plugins)  # before their names are types
     mode = args.quantization
     given_types = (args.linear_quantization, args.attention_quantization, args.recipe)
     if mode is None and any(given_types):
@@ -198,14 +202,14 @@ def config_from(
         allow_mostly_unquantized=args.allow_mostly_unquantized,
         cluster=Cluster(**where),
         without=without,
-        plugins=args.plugin,
+        plugins=plugins,
         plugin_options=args.plugin_option,
         schedule=tuple(args.schedule),
         extra_flags=(*(NO_FUSIONS if args.no_fusions else ()), *extra),
         **{name: getattr(args, name) for name in dict.fromkeys(plain)},
         **given(args),
     )
-    refuse_unused(args.plugin, args.plugin_option, [config.quantization])
+    refuse_unused(plugins, args.plugin_option, [config.quantization])
     return config
 
 

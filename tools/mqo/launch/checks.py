@@ -73,7 +73,7 @@ def check_run(
 def _check_engine(config: RunConfig, machine: Machine) -> None:
     """Raise RunError for Transformer Engine's layers on a GPU machine that lacks the package.
 
-    They also support no quantizer of the user with an estimator. Without a GPU the program reports
+    They also support no custom quantizer with an estimator. Without a GPU the program reports
     a missing package: it imports it as the run does.
     """
     uses_engine = engine.is_asked(config.experiment.extra_flags)

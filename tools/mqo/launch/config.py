@@ -71,7 +71,7 @@ class Quantization(_Section):
     `types` are the quant types per site, which are written into the run's source; None keeps the
     literals of the tree (`--quantization source`). A `recipe` sets the types of linear layers.
     `schedule` are 'SITE: schedule' texts. `libraries` are what other libraries quantize. `plugins`
-    are the quantizers of the user. The run itself checks that each excluded layer exists.
+    are the custom quantizers. The run itself checks that each excluded layer exists.
     """
 
     mode: str
@@ -87,7 +87,7 @@ class Quantization(_Section):
     @model_validator(mode="before")
     @classmethod
     def _declare(cls, fields: Any) -> Any:
-        """Make the quantizers of the user types, before fields with types are checked."""
+        """Make the custom quantizers types, before fields with types are checked."""
         if isinstance(fields, dict):
             declare_rows(fields.get("plugins") or ())
         return fields
@@ -96,7 +96,7 @@ class Quantization(_Section):
     def name(self) -> str:
         """Return the names of recipe, mode (unless it adds nothing), libraries and schedules.
 
-        The versions of the user's quantizers follow.
+        The versions of custom quantizers follow.
         """
         names = [self.recipe.label] if self.recipe else []
         labels = [library.label for library in self.libraries]

@@ -144,7 +144,7 @@ def evaluate(
 ) -> list[Loss]:
     """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is its own mode.
 
-    `words` is the result of `text`, and `plugins` are quantizers of the user.
+    `words` is the result of `text`, and `plugins` are custom quantizers.
 
     Raises:
         CheckpointError: a checkpoint or the text cannot be used.

@@ -69,7 +69,7 @@ class ForwardPass:
     """How a forward pass is quantized.
 
     `mode` is the name of a mode, `types` are {site: type}, `rows` are those of a recipe, and
-    `plugins` are the quantizers of the user.
+    `plugins` are the custom quantizers.
     """
 
     mode: str
@@ -79,7 +79,7 @@ class ForwardPass:
 
     @property
     def name(self) -> str:
-        """Return the mode's name, with the versions of the user's quantizers."""
+        """Return the mode's name, with the versions of custom quantizers."""
         labels = [plugin.label for plugin in self.plugins if plugin.name in self.all_types]
         return " ".join([self.mode, *labels])
 
@@ -163,7 +163,7 @@ def _recorded(model: SavedModel, given: tuple[RunPlugin, ...]) -> tuple[RunPlugi
 
 
 def _check_known(model: SavedModel, types: Mapping[str, str], plugins: Iterable[RunPlugin]) -> None:
-    """Raise CheckpointError for a type that is no format and no known quantizer of the user."""
+    """Raise CheckpointError for a type that is no format and no known custom quantizer."""
     known = {*QUANT_TYPES, *(plugin.name for plugin in plugins)}
     if unknown := sorted({*types.values()} - known):
         raise CheckpointError(

@@ -1,6 +1,6 @@
 """Distinguish the user's own runs from foreign ones, before a rerun executes their code.
 
-A rerun executes the source in a run folder, and the user's quantizers in plugins/, with the command
+A rerun executes the source in a run folder, and custom quantizers in plugins/, with the command
 and the variables of its command.sh.
 So each run folder gets a signature of these files. The key stays in the project's cache, where no
 other user can read it.

@@ -1,4 +1,4 @@
-"""The quantizers of the user in a run: their files, digests and options.
+"""The custom quantizers in a run: their files, digests and options.
 
 The launcher never runs a file of quantizers. It copies the file into the run's folder, and the
 training program, which the command starts, runs the copy.
@@ -18,8 +18,9 @@ from pydantic import BaseModel, ConfigDict
 from mqo.errors import PluginError
 from mqo.matrix.tables import check_choice
 from mqo.quant.plugin_rows import PluginRow
-from mqo.quant.plugin_source import digest_of, local_files
+from mqo.quant.plugin_source import digest_of, local_files, location_of
 from mqo.quant.plugins import Plugin, is_value
+from mqo.recipes.quantizer_packages import files_of
 from mqo.recipes.quantizers import declare_file
 from mqo.runs import RunFolder
 
@@ -28,7 +29,7 @@ _SWITCHES = {"true": True, "false": False}
 
 
 class RunPlugin(BaseModel):
-    """A quantizer of the user in a run.
+    """A custom quantizer in a run.
 
     `file` is relative to the run's folder, and `source` is the user's file when the run began. The
     `digest` covers it and the local modules that it imports. `options` differ from the defaults.
@@ -65,8 +66,11 @@ class PluginChoice:
     def from_options(
         cls, files: Iterable[Path] | None, options: Iterable[str] | None
     ) -> PluginChoice:
-        """Return the choice of a command line; the quantizers of its files become types."""
-        choice = cls(tuple(files or ()), tuple(options or ()))
+        """Return the choice of a command line; the quantizers of its files become types.
+
+        A file may be the name of an entry point of a package.
+        """
+        choice = cls(files_of(files), tuple(options or ()))
         declare_files(choice.files)
         return choice
 
@@ -75,11 +79,11 @@ NO_PLUGINS = PluginChoice()
 
 
 class Quantizes(Protocol):
-    """A run's quantization: its quantizers of the user, and all its types."""
+    """A run's quantization: its custom quantizers, and all its types."""
 
     @property
     def plugins(self) -> tuple[RunPlugin, ...]:
-        """Return the quantizers of the user that the run may use."""
+        """Return the custom quantizers that the run may use."""
 
     @property
     def all_types(self) -> set[str]:
@@ -118,7 +122,8 @@ def plugins_of(
     known: dict[str, Plugin] = {}
     files = list(dict.fromkeys(Path(realpath(path)) for path in files))
     for path in files:
-        twins = [str(other) for other in files if other.stem == path.stem and other != path]
+        folder, file = _copy_of(path)
+        twins = [str(other) for other in files if _copy_of(other)[0] == folder and other != path]
         if twins:
             raise PluginError(
                 f"{path} and {twins[0]} have the same name", expected="files with different names"
@@ -132,7 +137,7 @@ def plugins_of(
             known[name] = plugin
             plugins[name] = RunPlugin(
                 name=name,
-                file=f"plugins/{path.stem}/{path.name}",
+                file=f"{folder}/{file}",
                 source=path,
                 digest=_digest(path),
                 declared=plugin.declaration,
@@ -147,13 +152,26 @@ def plugins_of(
     return tuple(plugins.values())
 
 
+def _copy_of(path: Path) -> tuple[str, str]:
+    """Return the folder in a run for a file and its modules, and the file's name in it."""
+    try:
+        location = location_of(path)
+    except ValueError as error:
+        raise _unreadable(path, error) from None
+    return f"plugins/{location.full_name}", path.relative_to(location.base).as_posix()
+
+
 def _digest(path: Path) -> str:
     try:
         return digest_of(path)
     except ValueError as error:
-        raise PluginError(
-            f"The modules that {path} imports cannot be read: {error}", expected="files of Python"
-        ) from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: ValueError) -> PluginError:
+    return PluginError(
+        f"The modules that {path} imports cannot be read: {error}", expected="files of Python"
+    )
 
 
 def chosen_option(text: str, known: Mapping[str, Plugin]) -> tuple[str, str, Any]:
@@ -171,7 +189,7 @@ def chosen_option(text: str, known: Mapping[str, Plugin]) -> tuple[str, str, Any
 
 
 def check_known(name: str, known: Collection[str]) -> None:
-    """Raise UnknownNameError for an unknown quantizer of the user, PluginError if all are."""
+    """Raise UnknownNameError for an unknown custom quantizer, PluginError if all are."""
     if not known:
         raise PluginError(
             f"An option of a quantizer {name} was given, but no file of quantizers",
@@ -248,8 +266,10 @@ def copy_files(plugins: Iterable[RunPlugin], folder: RunFolder) -> None:
     """
     for path, target in {p.source: folder.root / p.file for p in plugins}.items():
         try:
+            base = location_of(path).base
+            top = target.parents[len(path.relative_to(base).parts) - 1]
             for file in local_files(path):
-                copy = target.parent / file.relative_to(path.parent)
+                copy = top / file.relative_to(base)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
             digest = digest_of(target)

@@ -100,7 +100,7 @@ def evaluate(
 ) -> list[Score]:
     """Return the scores of each checkpoint under each mode, in this order.
 
-    `words` is the result of `options`, and `plugins` are quantizers of the user.
+    `words` is the result of `options`, and `plugins` are custom quantizers.
 
     Raises:
         CheckpointError: a checkpoint or a task cannot be used.

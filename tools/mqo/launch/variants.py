@@ -44,7 +44,7 @@ def variants(
 
     `modes` None means those that have scripts, or only bf16 if there are recipes; '' means none. A
     mode that does not read an axis appears once, without it. Axes do not apply to recipes. An axis
-    is an option of all quantizers, or QUANTIZER.OPTION of a quantizer of the user that is a type.
+    is an option of all quantizers, or QUANTIZER.OPTION of a custom quantizer that is a type.
     `recipe_list` is separated by commas; each item is a name or a file, with its changes, as in
     'nvfp4 without hadamard'.
 
@@ -170,7 +170,7 @@ def _axis(text: str) -> tuple[str, list[Any]]:
 
 
 def _is_own(name: str) -> bool:
-    """Return whether an axis is QUANTIZER.OPTION, of a quantizer of the user."""
+    """Return whether an axis is QUANTIZER.OPTION, of a custom quantizer."""
     return "." in name
 
 

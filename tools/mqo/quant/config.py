@@ -51,7 +51,7 @@ class QuantConfig(Options):
     `asked` maps a site to the type of the run's mode; the guard compares the records with it.
     `schedule` maps a site to its types over time; the first is the one in the source. `operands`
     maps SITE.OPERAND to its differences, and `rules` override the types of layers. `plugins` are
-    the quantizers of the user, by name.
+    the custom quantizers, by name.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class QuantConfig(Options):
 
     @_memoized
     def own_types(self) -> frozenset[str]:
-        """Return the names of the quantizers of the user that operands have at any step."""
+        """Return the names of the custom quantizers that operands have at any step."""
         names = {phase.quant_type for site in SITES for phase in self.phases(site)}
         names |= {row.quant_type or NONE for row in self.operands.values()}
         return frozenset((names | {rule.quant_type for rule in self.rules}) & PLUGINS.keys())
@@ -207,7 +207,7 @@ _TABLES = (*_CHECKS, "operands", "rules", "plugins")
 def current() -> QuantConfig:
     """Return this process's options: from the file that MQO_QUANT_CONFIG names, or the defaults.
 
-    This runs the code of the run's own quantizers: a command has started this process for a run.
+    This runs the code of the run's custom quantizers: a command has started this process for a run.
 
     Raises:
         QuantizerError: a file of quantizers cannot be run, or declares something else.
@@ -259,7 +259,7 @@ def parse(text: str) -> QuantConfig:
 
 
 def _check_own_types(config: QuantConfig) -> None:
-    """Raise ValueError for an option that no quantizer of the user supports."""
+    """Raise ValueError for an option that no custom quantizer supports."""
     if config.save_activations == "packed" and (own := config.own_types()):
         raise ValueError(
             f"[quantizer] save_activations = 'packed' saves codes, and {min(own)} is a quantizer "

@@ -174,17 +174,17 @@ def check_choice(name: str, value: object, valid: Sequence[object]) -> None:
 
 
 def types() -> tuple[str, ...]:
-    """Return the types of a site: QUANT_TYPES, and the quantizers of the user."""
+    """Return the types of a site: QUANT_TYPES, and the custom quantizers."""
     return (*QUANT_TYPES, *PLUGINS)
 
 
 def tensor_types() -> tuple[str, ...]:
-    """Return the types of a tensor: REFERENCE_TYPES, and the quantizers of the user."""
+    """Return the types of a tensor: REFERENCE_TYPES, and the custom quantizers."""
     return (*REFERENCE_TYPES, *PLUGINS)
 
 
 def format_of(name: str) -> "Format | Plugin":
-    """Return the format, or the quantizer of the user, with that name; KeyError for 'none'."""
+    """Return the format, or the custom quantizer, with that name; KeyError for 'none'."""
     return PLUGINS[name] if name in PLUGINS else FORMATS[name]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, TypeGuard
@@ -13,9 +13,11 @@ from torch import nn
 from mqo.quant import excludes
 from mqo.quant.attention import attention_modules, select
 from mqo.quant.config import QuantConfig
-from mqo.quant.formats import ATTENTION, LINEAR, NONE, check_type, types
+from mqo.quant.formats import ATTENTION, LINEAR, NONE, check_choice, check_type, types
 from mqo.quant.linear import QuantLinear
 from mqo.quant.operand_table import LayerRule
+from mqo.quant.plugin_rows import PluginRow
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.quantization import ModelQuantization
 from mqo.quant.recipe import LINEAR_SITES, Recipe, names
 
@@ -36,6 +38,7 @@ def quantize_model(
     blocks: str | None = None,
     seed: int | None = None,
     cache_weights: bool = False,
+    plugin_options: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> ModelQuantization:
     """Quantize the linear layers of `model`, and its attention, in place.
 
@@ -54,6 +57,8 @@ def quantize_model(
         seed: the seed of stochastic rounding and random signs; None for the recipe's, or 0.
         cache_weights: whether to quantize a weight once per optimizer step, as runs with some
             recipes do. Code that changes weights in another way must then call `weights_changed`.
+        plugin_options: {quantizer: {option: value}} of your own quantizers, {"mine": {"bits": 3}};
+            they override those of a recipe.
 
     Returns:
         What the quantizers of this model share: options, step and records. `layers` has the names
@@ -62,8 +67,9 @@ def quantize_model(
     Raises:
         TypeError: `recipe` is neither a recipe nor a name.
         ValueError: a pattern matches no layer, a module of another class has matrices (name it in
-            `exclude`), a name is unknown, the blocks are ambiguous, or a layer with several names
-            would be both quantized and not. Nothing was changed then.
+            `exclude`), a name is unknown, the blocks are ambiguous, a layer with several names
+            would be both quantized and not, or `plugin_options` has a quantizer that is no type
+            here, or another option than it declares. Nothing was changed then.
         FileNotFoundError: FILE.toml does not exist.
     """
     for quant_type in (qk, pv):
@@ -86,6 +92,7 @@ def quantize_model(
         exclude=tuple(f"{ATTENTION}:{name}" for name in left_out),
         seed=own.seed if seed is None else seed,
         cache_weights=cache_weights,
+        plugins=_plugins(chosen, (qk, pv), plugin_options or {}),
     )
     quantized = _linear(
         {
@@ -119,6 +126,21 @@ def _recipe(recipe: Recipe | str | os.PathLike[str]) -> Recipe:
         valid = ", ".join(dict.fromkeys((*names(), *named)))
         raise ValueError(f"unknown recipe {name!r}; valid: {valid}, or FILE.toml")
     return Recipe.of_type(name)
+
+
+def _plugins(
+    recipe: Recipe, of_attention: Iterable[str], chosen: Mapping[str, Mapping[str, Any]]
+) -> dict[str, PluginRow]:
+    """Return the options of custom quantizers, of the recipe and of the caller."""
+    known = sorted(recipe.own_types() | {*of_attention} & {*PLUGINS})
+    options = dict(recipe.plugin_options)
+    for name, values in chosen.items():
+        check_choice("quantizer of plugin_options", name, known or (NONE,))
+        if not isinstance(values, Mapping):
+            raise ValueError(f"plugin_options of {name} are {values!r}; valid: {{option: value}}")
+        PLUGINS[name].with_defaults(values)
+        options[name] = {**options.get(name, {}), **values}
+    return {name: PluginRow(options=values) for name, values in options.items()}
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -1,10 +1,11 @@
-"""Check a quantizer of the user: what it must return, and what it declares."""
+"""Check a custom quantizer: what it must return, and what it declares."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,11 +13,18 @@ from torch import Tensor
 from mqo.quant.backend import DTYPES, fake_quantize
 from mqo.quant.comparison import Comparison, compare_formats
 from mqo.quant.formats import FORMATS, check_choice
+from mqo.quant.plugin_calls import QuantizerError, call
+from mqo.quant.plugin_file import load_quantizers
+from mqo.quant.plugin_gradients import estimated
+from mqo.quant.plugin_source import declared, local_files
+from mqo.quant.plugin_states import PluginStates
 from mqo.quant.plugins import PLUGINS, Plugin
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import largest
 
 _SHAPES = ((48, 160), (3, 5), (1, 1), (0, 32), (4, 6, 40))
+_OPERAND = ("fprop", "linear", "x")
+_BLOCKS = 64  # of a row
 _SEEDS = 256
 _LARGEST_Z = 5.0  # for a mean of many draws: by chance once in two million checks
 _TIMED = (1024, 1024)
@@ -61,6 +69,45 @@ class QuantizerReport:
             cells = (f"{error.measurement.sqnr_db or 0.0:15.2f}" for error in row)
             lines.append(f"{row[0].spec.quant_type:17}" + "".join(cells))
         return "\n".join([*lines, "", f"{self.ms_per_mb:.1f} ms per MiB of float32"])
+
+
+def check_file(file: Path) -> list[QuantizerReport]:
+    """Run a file, and check its quantizers, and that a run would read the same from its text.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        QuantizerError: the file cannot be run, a quantizer fails on some tensor, or the text has
+            one that the file does not register.
+    """
+    names, fault = load_quantizers(file), ""
+    plugins = [PLUGINS[name] for name in names]
+    read: dict[str, Plugin] = {}
+    try:
+        read = declared(file)
+        local_files(file)
+    except ValueError as error:
+        fault = f"a run would refuse the file: {error}"
+    if others := read.keys() - names:
+        raise QuantizerError(
+            f"{file} does not register {', '.join(sorted(others))}, which its text declares; valid:"
+            " @quantizer of mqo.quant"
+        )
+    reports = []
+    for plugin in plugins:
+        finding = Finding("a run reads what it declares", fault or _read_fault(plugin, read))
+        report = check_quantizer(plugin.name)
+        reports.append(replace(report, findings=(finding, *report.findings)))
+    return reports
+
+
+def _read_fault(plugin: Plugin, read: Mapping[str, Plugin]) -> str:
+    """Return the difference between a quantizer and what the text of its file declares, or ''."""
+    refusal = "a run would refuse the file: the text has "
+    if plugin.name not in read:
+        return f"{refusal}no @quantizer('{plugin.name}') at its top level"
+    texts, registered = read[plugin.name].declaration, plugin.declaration
+    differing = {key for key in texts | registered if texts.get(key) != registered.get(key)}
+    return f"{refusal}another {', '.join(sorted(differing))}" if differing else ""
 
 
 def check_quantizer(name: str) -> QuantizerReport:
@@ -180,23 +227,53 @@ def _bias(plugin: Plugin) -> str | None:
 
 
 def _rows(plugin: Plugin) -> str | None:
-    if not plugin.independent_rows or plugin.stochastic:
+    if not plugin.independent_rows:
         return None
     x = _normal(48, 160)
     spec = QuantSpec(plugin.name)
-    whole = fake_quantize(x, spec, amax=largest(x))
-    part = fake_quantize(x[:7].contiguous(), spec, amax=largest(x))
+    whole = fake_quantize(x, spec, amax=largest(x), seed=1)
+    # With the same random numbers: an element's depends on its index.
+    part = fake_quantize(x[:7].contiguous(), spec, amax=largest(x), seed=1)
     return "" if part.equal(whole[:7]) else "a part of the rows has other values"
 
 
 def _blocks(plugin: Plugin) -> str | None:
-    if plugin.block is None or plugin.stochastic:
+    if plugin.block is None:
         return None
-    x = _normal(48, 4 * plugin.block)
+    # In one row, half of the blocks have the same random numbers.
+    rows, blocks = (1, _BLOCKS) if plugin.stochastic else (48, 4)
+    x = _normal(rows, blocks * plugin.block)
     spec = QuantSpec(plugin.name)
-    whole = fake_quantize(x, spec, amax=largest(x))
-    half = fake_quantize(x[:, : 2 * plugin.block].contiguous(), spec, amax=largest(x))
+    whole = fake_quantize(x, spec, amax=largest(x), seed=1)
+    half = fake_quantize(x[:, : x.shape[1] // 2].contiguous(), spec, amax=largest(x), seed=1)
     return "" if half.equal(whole[:, : half.shape[1]]) else "tensor parallelism would change values"
+
+
+def _next_state(plugin: Plugin) -> str | None:
+    if not plugin.state:
+        return None
+    states, seed = PluginStates(), 1 if plugin.stochastic else None
+    spec, options = QuantSpec(plugin.name), {plugin.name: plugin.options}
+    try:
+        for step in range(2):  # with the initial state, and with the next one
+            call(_normal(48, 160), spec, 1, seed, None, _OPERAND, step, states)
+            states.end_step(step + 1, options)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _gradients(plugin: Plugin) -> str | None:
+    if not plugin.estimator:
+        return None
+    for tile in _tiles(plugin):
+        for shape in _SHAPES:
+            x, spec = _normal(*shape), QuantSpec(plugin.name, tile=tile)
+            grad = x.flip(-1) / 8
+            result = estimated(grad, x, spec, x.dim() - 1, _OPERAND, 0, PluginStates())
+            if not result.isfinite().all():
+                return f"not for {list(shape)} with {tile} tiles"
+    return ""
 
 
 _CHECKS: dict[str, Callable[[Plugin], str | None]] = {
@@ -210,6 +287,8 @@ _CHECKS: dict[str, Callable[[Plugin], str | None]] = {
     "stochastic rounding is unbiased": _bias,
     "rows are independent": _rows,
     "blocks are independent": _blocks,
+    "the next state has the declared names and shapes": _next_state,
+    "gradients of the estimator are finite": _gradients,
 }
 
 

@@ -1,7 +1,8 @@
-"""Read a file with quantizers of the user: this runs its code."""
+"""Read a file with custom quantizers: this runs its code."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import sys
@@ -12,15 +13,15 @@ from pathlib import Path
 
 from mqo.quant.plugin_calls import QuantizerError
 from mqo.quant.plugin_rows import PluginRow
-from mqo.quant.plugin_source import local_files
+from mqo.quant.plugin_source import Location, local_files, location_of
 from mqo.quant.plugins import PLUGINS, Plugin
 
 
 def load_quantizers(file: str | os.PathLike[str]) -> list[str]:
     """Run a Python file, and return the names of the quantizers that it registers.
 
-    It may import modules of its folder, at its top. Two files may import different modules of the
-    same name, each from its own folder.
+    It may import modules of its folder, or of the package that it is in, at its top. Two files may
+    import different modules of the same name, each from its own folder.
 
     Raises:
         FileNotFoundError: the file does not exist.
@@ -29,20 +30,20 @@ def load_quantizers(file: str | os.PathLike[str]) -> list[str]:
     path = Path(file).resolve()
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
-    before = dict(PLUGINS)
-    spec = importlib.util.spec_from_file_location(f"mqo_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None:
+    if path.suffix != ".py":
         raise QuantizerError(f"{path} is not a file of Python; valid: a name that ends in .py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    with _own_modules(path):
+    before, location = dict(PLUGINS), _location(path)
+    with _own_modules(path, location):
         try:
-            spec.loader.exec_module(module)
+            _run(path, location)
         except Exception as error:
-            del sys.modules[spec.name]
             refusal = f"{path} cannot be run{_line(error, path)}"
             raise QuantizerError(f"{refusal}: {_text(error)}") from error
-    names = [name for name, plugin in PLUGINS.items() if before.get(name) is not plugin]
+    names = [
+        name
+        for name, plugin in PLUGINS.items()
+        if before.get(name) is not plugin and _is_of(plugin, location)
+    ]
     if not names:
         raise QuantizerError(f"{path} registers no quantizer; valid: a function with @quantizer")
     return names
@@ -71,15 +72,45 @@ def load_rows(rows: Mapping[str, PluginRow], folder: Path) -> None:
             )
 
 
+def _location(path: Path) -> Location:
+    try:
+        return location_of(path)
+    except ValueError:  # running the file reports it
+        return Location(path.parent, "", path.stem, path.stem)
+
+
+def _run(path: Path, location: Location) -> None:
+    if location.package:
+        importlib.invalidate_caches()  # a copy may be newer
+        importlib.import_module(location.module)
+        return
+    spec = importlib.util.spec_from_file_location(f"mqo_plugin_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # the name ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception:
+        del sys.modules[spec.name]
+        raise
+
+
+def _is_of(plugin: Plugin, location: Location) -> bool:
+    """Return whether the file itself defines a quantizer: its package may define others, too."""
+    return not location.package or getattr(plugin.function, "__module__", "") == location.module
+
+
 @contextmanager
-def _own_modules(path: Path) -> Iterator[None]:
-    """Import the modules of the file's folder, and not others of the same names, in this block."""
-    folder = path.parent
+def _own_modules(path: Path, location: Location) -> Iterator[None]:
+    """Import the file's own modules, and not others of the same names, in this block."""
+    folder = location.base
     try:
         files = local_files(path)[1:]
     except ValueError:  # running the file reports it
         files = []
     names = {file.relative_to(folder).parts[0].removesuffix(".py") for file in files}
+    if location.package:
+        names = {location.package}
     kept = {
         name: sys.modules.pop(name) for name in list(sys.modules) if name.split(".")[0] in names
     }

@@ -1,4 +1,4 @@
-"""The state of the user's quantizers: a few numbers for each operand, which change between steps.
+"""The state of custom quantizers: a few numbers for each operand, which change between steps.
 
 Within a step the state is constant, so that a recomputed forward pass, and each micro-batch, rounds
 with the same one. A quantizer notes numbers instead, and a function of the user computes the next
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mqo.quant import weights
 from mqo.quant.collectives import all_ranks
 from mqo.quant.plugins import PLUGINS, Options, Plugin
 
@@ -42,10 +43,12 @@ class PluginStates:
             return
         kept = self._notes.setdefault((plugin.name, *operand), {})
         for name, value in notes:
-            kept[name] = torch.maximum(kept[name], value) if name in kept else value
+            _keep_largest(kept, name, value)
 
     def begin_step(self) -> None:
         """Drop notes that a validation may have left."""
+        if self._notes:
+            weights.clear()  # the step notes its weights again
         self._notes.clear()
 
     def end_step(self, step: int, options: Mapping[str, Options]) -> None:
@@ -65,6 +68,7 @@ class PluginStates:
             for key, notes in self._notes.items()
         }
         self._notes.clear()
+        weights.clear()  # they were rounded with the old states
         for key, notes in sorted(_largest(all_ranks(here)).items()):
             plugin, operand = PLUGINS[key[0]], key[1:]
             state = self.state_of(plugin, operand, torch.device("cpu"))
@@ -95,6 +99,8 @@ class PluginStates:
         for key, state in states.items():
             _check(PLUGINS[key[0]], state, f"the saved state of {' '.join(key)}")
         self._states = states
+        self._notes.clear()  # of a step that was abandoned
+        weights.clear()
 
 
 def initial(plugin: Plugin) -> Values:
@@ -109,9 +115,16 @@ def _largest(ranks: Iterable[Notes]) -> dict[Key, Values]:
         for key, noted in rank.items():
             kept = notes.setdefault(key, {})
             for name, numbers in noted.items():
-                value = torch.tensor(numbers, dtype=torch.float32)
-                kept[name] = torch.maximum(kept[name], value) if name in kept else value
+                _keep_largest(kept, name, torch.tensor(numbers, dtype=torch.float32))
     return notes
+
+
+def _keep_largest(kept: Values, name: str, value: Tensor) -> None:
+    """Keep the largest of the values with a name, element by element."""
+    shapes = [list(noted.shape) for noted in (kept.get(name, value), value)]
+    if shapes[0] != shapes[1]:
+        raise ValueError(f"{name} was noted with the shapes {shapes}; valid: the same shape")
+    kept[name] = torch.maximum(kept[name], value) if name in kept else value
 
 
 def _next(

@@ -46,7 +46,7 @@ class Quantization:
         return type_at(schedule, self.progress.step, self.progress.total)
 
     def end_states(self, step: int) -> bool:
-        """Compute the next states of the user's quantizers; return whether any has a state.
+        """Compute the next states of custom quantizers; return whether any has a state.
 
         It is a collective of all ranks. Raise what `PluginStates.end_step` raises.
         """
@@ -127,18 +127,26 @@ class ModelQuantization(Quantization):
         Passes of an evaluation, in eval mode and without gradients, all draw the same numbers and
         are not counted.
         """
-        self._count_step()
         trains = layer.training or torch.is_grad_enabled()
+        if trains or not torch.distributed.is_initialized():  # some ranks may not evaluate
+            self._end_step()
+        self._count_step()
+        if trains and self.states.is_fixed:
+            weights.clear()  # an evaluation did not note those that it rounded
         self.states.is_fixed = not trains
-        if trains and self.progress.step != self._ended:
-            self._ended = self.progress.step
-            self.end_states(self._ended)
         if not self.options.is_random:
             return
         if trains:
             self.micro_batches.begin(getattr(layer, LABEL))
         else:
             self.micro_batches.begin_uncounted()
+
+    def _end_step(self) -> None:
+        """Compute the next states if an optimizer has made a step; a collective of all ranks."""
+        self._count_step()
+        if self.progress.step != self._ended:
+            self._ended, self.states.is_fixed = self.progress.step, False
+            self.end_states(self._ended)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, whose process counts other steps."""
@@ -151,7 +159,11 @@ class ModelQuantization(Quantization):
             self._epoch = weights.epoch()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return the states of the user's quantizers, for a checkpoint of a training."""
+        """Return the states of custom quantizers, for a checkpoint after an optimizer's step.
+
+        It is a collective: call it on all ranks, and after `set_step` if you call that.
+        """
+        self._end_step()
         return self.states.state_dict()
 
     def load_state_dict(self, values: Mapping[str, Tensor]) -> None:

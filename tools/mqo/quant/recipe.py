@@ -167,7 +167,7 @@ class Recipe(FrozenModel):
         return self
 
     def own_types(self) -> set[str]:
-        """Return the names of the quantizers of the user that are types of the recipe."""
+        """Return the names of the custom quantizers that are types of the recipe."""
         names = {*self.types.model_dump().values(), *(rule.quant_type for rule in self.rules)}
         return (names | {row.quant_type or NONE for row in self.operands.values()}) & {*PLUGINS}
 

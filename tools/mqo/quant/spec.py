@@ -29,7 +29,7 @@ class QuantSpec:
     """A format and its choices; docs/formats.md defines them.
 
     Attributes:
-        quant_type: a format, 'none', or the name of a quantizer of the user.
+        quant_type: a format, 'none', or the name of a custom quantizer.
         block: number of elements that share a scale, one of BLOCK_SIZES; the last block may be
             short. Only mx formats have a choice. None becomes the format's size, or stays None if
             the format has no blocks.
@@ -43,7 +43,7 @@ class QuantSpec:
             can be applied to the product of a GEMM before that is rounded (products.py).
         tile: 'row' for blocks along one axis; 'square' for squares of that side, if the format
             supports them: they are the same along both axes of a matrix.
-        options: {option: value} of a quantizer of the user, which become pairs with its defaults.
+        options: {option: value} of a custom quantizer, which become pairs with its defaults.
 
     A choice that the format does not use is checked and set to its default, since a run may
     quantize to several formats: specs with the same rounding are equal. Raise ValueError, naming
@@ -103,7 +103,7 @@ class QuantSpec:
 
     @property
     def plugin(self) -> Plugin | None:
-        """The quantizer of the user with this name; None for a format."""
+        """The custom quantizer with this name; None for a format."""
         return PLUGINS.get(self.quant_type)
 
     @property

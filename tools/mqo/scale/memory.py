@@ -206,7 +206,7 @@ def layer_packed(
 
 def _saved(freed: int, codes: int, linear: str, width: int) -> float:
     """Return the bytes saved by replacing this number of values by this number of codes."""
-    kind = formats.FORMATS.get(linear)  # a quantizer of the user has no codes
+    kind = formats.FORMATS.get(linear)  # a custom quantizer has no codes
     return width * freed - kind.packed_bytes * codes if kind else 0
 
 

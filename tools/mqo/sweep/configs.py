@@ -35,7 +35,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Return the name for tables, with the versions of the user's quantizers."""
+        """Return the name for tables, with the versions of custom quantizers."""
         quant = self.config.quantization
         digests = [p.digest[:SHOWN] for p in quant.plugins if p.name in quant.all_types]
         name = " ".join([self.name, *dict.fromkeys(digests)])
@@ -75,7 +75,7 @@ def jobs(
 
     Each list is 'all', or names and globs separated by commas; UnknownNameError lists the valid
     names, but with a `data_prefix` any dataset name is valid. For `modes`, `recipes` and `axes` see
-    mqo.launch.variants. `plugins` are quantizers of the user; MqoError if no job uses a file or an
+    mqo.launch.variants. `plugins` are custom quantizers; MqoError if no job uses a file or an
     option of them. `rest` is passed to `resolve`; a variant may override it. Neighbors in the list
     have different datasets: see `data_key`.
     """

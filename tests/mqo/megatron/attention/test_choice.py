@@ -1,10 +1,18 @@
 import pytest
 import torch
+from megatron.core import parallel_state, tensor_parallel
+from megatron.core.transformer.dot_product_attention import DotProductAttention
+from megatron.core.transformer.enums import AttnBackend, AttnMaskType
+from megatron.core.transformer.transformer_config import TransformerConfig
 from mqo.megatron.attention import choice
 from mqo.megatron.attention.choice import FusedAttentionError, without_scores
 from mqo.megatron.attention.paths import chunked_context, fused_context
+from mqo.quant.backend import fake_quantize
+from mqo.quant.plugin_calls import quantizer
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import set_step
 
+from ....process_groups import one_rank as one_rank
 from .conftest import Layer
 
 NONE = {"qk": "none", "pv": "none"}
@@ -168,3 +176,78 @@ def test_a_schedule_of_pv_chooses_step_by_step(options):
         set_step(step)
         chosen.append(path(Layer(), NONE, *tensors(), None))
     assert chosen == [fused_context, fused_context, chunked_context, chunked_context]
+
+
+# -- custom quantizers ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_mxfp4():
+    """The shapes of the tensors that a quantizer with the values of mxfp4 has rounded."""
+    shapes = []
+
+    @quantizer("own_mxfp4", block=32)
+    def quantize(x, context):
+        shapes.append((context.operand, *x.shape))
+        return fake_quantize(x, "mxfp4")
+
+    yield shapes
+    PLUGINS.clear()
+
+
+def test_a_quantizer_of_the_user_takes_all_probabilities(own_mxfp4, capsys):
+    choice._said.clear()
+    assert path(Layer(), NONE | {"pv": "own_mxfp4"}, *tensors(), None) is None
+    assert "own_mxfp4" in capsys.readouterr().out
+    with pytest.raises(FusedAttentionError, match="own_mxfp4"):
+        path(Layer("flash"), NONE | {"pv": "own_mxfp4"}, *tensors(), None)
+
+
+def test_a_quantizer_of_query_and_key_runs_fused(own_mxfp4):
+    assert path(Layer(), NONE | {"qk": "own_mxfp4"}, *tensors(), None) is fused_context
+
+
+def test_one_that_does_not_round_the_probabilities_runs_fused(own_mxfp4, options):
+    options('[operands]\n"pv.probs" = { quant_type = "none" }\n')
+    assert path(Layer(), NONE | {"pv": "own_mxfp4"}, *tensors(), None) is fused_context
+
+
+@pytest.fixture
+def attend(one_rank, options):
+    """A function that returns context and gradients of upstream's attention with a type.
+
+    The source of its class has no types, so a schedule names them.
+    """
+
+    def attend(kind, backend):
+        options("[schedule]\n" + "".join(f'{s} = "{kind} until 9, then none"\n' for s in NONE))
+        sizes = {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 4}
+        chosen = TransformerConfig(
+            **sizes,
+            **{"num_query_groups": 2, "attention_dropout": 0.0, "masked_softmax_fusion": False},
+            attention_backend=backend,
+        )
+        layer = DotProductAttention(chosen, 1, AttnMaskType.causal, "self")
+        generator = torch.Generator().manual_seed(0)
+        given = [
+            torch.randn(40, 2, heads, 16, generator=generator).requires_grad_()
+            for heads in (4, 2, 2)
+        ]
+        hidden = torch.ones(1, 1, 40, 40, dtype=torch.bool).triu(1)
+        context = layer(*given, hidden)
+        return context, *torch.autograd.grad(context.square().sum(), given)
+
+    parallel_state.initialize_model_parallel()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    yield attend
+    parallel_state.destroy_model_parallel()
+
+
+@pytest.mark.parametrize("backend", [AttnBackend.auto, AttnBackend.unfused])
+def test_its_attention_has_the_bits_of_upstreams_path_with_the_format(own_mxfp4, attend, backend):
+    results = attend("own_mxfp4", backend)
+    assert ("probs", 2 * 4 * 40, 64) in own_mxfp4
+    assert {operand for operand, *_ in own_mxfp4} == {"query", "key", "probs", "value"}
+    for own, expected in zip(results, attend("mxfp4", AttnBackend.unfused), strict=True):
+        assert own.equal(expected)
+    assert not results[0].equal(attend("none", AttnBackend.unfused)[0])

@@ -18,6 +18,7 @@ from mqo.megatron.traps import Setup
 from mqo.quant import config, gemms
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import PROGRESS, set_step
 from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER, QuantRecord, merge
@@ -342,6 +343,67 @@ def test_a_resumed_run_says_that_its_rules_are_in_another_order(run, capsys):
     assert written[0][0] == []
     assert written[0][1].mqo_operands != written[1][1].mqo_operands
     assert any(text.startswith("rules ") for text in written[1][0])
+
+
+def plugin_rows(digest="abcdef0123", options=""):
+    """A custom quantizer, whose file no guard runs."""
+    declared = "declared = { options = { gain = 2.0, kind = 'a' } }"
+    return f"[plugins.mine]\ndigest = '{digest}'\n{declared}\noptions = {{ {options} }}\n"
+
+
+@pytest.fixture
+def loaded(run):
+    """A function that returns what a run says of the checkpoint of another run, by their rows."""
+
+    def said(kinds, rows):
+        texts = []
+        for kind, rest in zip(kinds, rows, strict=True):
+            run(fprop=kind, rest=rest)
+            args = Namespace(train_iters=4)
+            texts = resumed_types.keep_types(args, config.current())
+            note_checkpoint(args)
+        return texts
+
+    yield said
+    PLUGINS.clear()
+
+
+@pytest.mark.parametrize(
+    ("other", "parts"),
+    [
+        (plugin_rows("0123456789"), ("version abcdef", "version 012345")),
+        (plugin_rows(options="gain = 3.0"), ("gain 3.0",)),
+        (plugin_rows(options="kind = 'b'"), ("kind b",)),
+    ],
+)
+def test_another_version_and_other_options_of_a_quantizer_are_said(loaded, other, parts):
+    (text,) = loaded(["mine", "mine"], [plugin_rows(), other])
+    assert text.startswith("mine was ") and all(part in text for part in parts)
+    (text,) = loaded(["mine", "mine"], [other, plugin_rows()])
+    assert text.startswith("mine was ") and all(part in text for part in parts)
+
+
+def test_the_same_quantizer_is_not_said(loaded):
+    rows = plugin_rows(options="gain = 3.0")
+    assert loaded(["mine", "mine"], [rows, rows]) == []
+
+
+def test_a_quantizer_that_only_one_of_the_runs_has_is_said_as_a_type(loaded):
+    for kinds in (("mine", "mxfp8"), ("mxfp8", "mine")):
+        rows = [plugin_rows() if kind == "mine" else "" for kind in kinds]
+        (text,) = loaded(kinds, rows)
+        assert text.startswith(f"fprop was {kinds[0]} ") and text.endswith(kinds[1])
+
+
+def test_checkpoints_name_only_quantizers_that_a_run_uses(run):
+    kept = []
+    for kind, rest in (("mxfp8", ""), ("mxfp8", plugin_rows()), ("mine", plugin_rows())):
+        run(fprop=kind, rest=rest)
+        kept.append(Namespace(train_iters=4))
+        resumed_types.keep_types(kept[-1], config.current())
+    assert [hasattr(args, "mqo_plugins") for args in kept] == [False, False, True]
+    assert kept[2].mqo_plugins == {"mine": "version abcdef"}
+    PLUGINS.clear()
 
 
 def test_a_checkpoint_that_says_nothing_of_types_is_no_matter(run, capsys):

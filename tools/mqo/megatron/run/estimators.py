@@ -1,4 +1,4 @@
-"""Let quantizers of the user compute gradients in Megatron's linear layers."""
+"""Let custom quantizers compute gradients in Megatron's linear layers."""
 
 from collections.abc import Iterable
 from functools import partial

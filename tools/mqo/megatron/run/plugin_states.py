@@ -1,4 +1,4 @@
-"""Keep the states of the user's quantizers in checkpoints, and end their steps."""
+"""Keep the states of custom quantizers in checkpoints, and end their steps."""
 
 import json
 from argparse import Namespace
@@ -41,7 +41,7 @@ def load_states(saved: Namespace, is_fixed: bool = False) -> None:
             for name, text in getattr(saved, STATES, {}).items()
         }
         PROCESS.states.load_state_dict(values)
-    except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
         raise CheckpointError(
             f"the checkpoint has states of quantizers that cannot be used: {error}. Expected: "
             "those of the run's quantizers. Give another CHECKPOINT, or the --plugin of its run"

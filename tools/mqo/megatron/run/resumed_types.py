@@ -11,7 +11,7 @@ TYPES = "mqo_types"
 # Another one: {operand, or "rules": its options}.
 ROWS = "mqo_operands"
 
-# A third one: {quantizer of the user: its version and its options}; only of runs with one.
+# A third one: {custom quantizer: its version and its options}; only of runs with one.
 PLUGINS = "mqo_plugins"
 
 DIGITS = 6  # of a version
@@ -83,7 +83,7 @@ def _rows(options: QuantConfig) -> dict[str, str]:
 
 
 def _versions(options: QuantConfig) -> dict[str, str]:
-    """Return the version and the options of each quantizer of the user, as text."""
+    """Return the version and the options of each custom quantizer, as text."""
     rows = {name: row for name, row in options.plugins.items() if name in options.own_types()}
     return {
         name: ", ".join(

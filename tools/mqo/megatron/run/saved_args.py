@@ -17,7 +17,7 @@ from mqo.megatron.run.args_table import IGNORE_FLAG, is_empty, read_table, unkno
 from mqo.megatron.run.unpickle import CheckpointError
 
 LAYERS = "megatron.core."
-STATES = "mqo_states"  # {the state of a quantizer of the user: its value in JSON}
+STATES = "mqo_states"  # {the state of a custom quantizer: its value in JSON}
 _LONGEST_TEXT, _LONGEST_LIST = 1 << 20, 1 << 16
 _LARGEST_INT, _LARGEST_FLOAT = (1 << 31) - 1, 1e12
 _HETEROGENEOUS = ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json")
