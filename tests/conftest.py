@@ -9,6 +9,7 @@ from hypothesis import settings
 from mqo import process
 from mqo.overlay.tree import Tree
 from mqo.project import Project
+from mqo.quant.plugins import PLUGINS
 
 from . import forking
 from .real_runs import Starter
@@ -29,6 +30,12 @@ settings.load_profile("no-deadline")
 def pytest_collection_modifyitems(items):
     """The files right here train for real: begun first, none of them is left over at the end."""
     items.sort(key=lambda item: item.path.parent != HERE)
+
+
+@pytest.fixture(autouse=True)
+def _no_custom_quantizer_left():
+    yield
+    PLUGINS.clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

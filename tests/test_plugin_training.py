@@ -55,12 +55,6 @@ MODE = "FA_linear_mine"
 SITES = ("fprop", "dgrad", "wgrad", "qk")
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 def program(*words, folder):
     done = subprocess.run(
         [sys.executable, *map(str, words)], cwd=folder, capture_output=True, text=True

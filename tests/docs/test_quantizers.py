@@ -2,19 +2,11 @@
 
 import re
 
-import pytest
 from mqo.project import Project
 from mqo.quant.plugin_check import check_file
-from mqo.quant.plugins import PLUGINS
 
 PAGE = Project.here().root / "docs/quantizers.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.S | re.M)
-
-
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
 
 
 def test_the_quantizers_of_the_page_pass_their_checks(tmp_path):

@@ -2,7 +2,7 @@
 
 import pytest
 from mqo.errors import DataError, RunError
-from mqo.program import Advance, run_program
+from mqo.program import Advance, ask, run_program
 
 
 @pytest.fixture
@@ -69,3 +69,8 @@ while not seen.exists():
 
     run_program(path, [], variables={"SEEN": str(seen)}, watch=watch)
     assert told[0] == Advance("tokens", 3, 9)
+
+
+def test_a_program_that_ends_without_its_result_is_named(program):
+    with pytest.raises(RunError, match=r"tools/one\.py ended without a result"):
+        ask(program("sys.exit(0)"), [])

@@ -68,12 +68,6 @@ OTHERS = {
 RUNNING = {"plugin check"}
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 def text(marker, declared):
     """A file of a quantizer that must not be run."""
     return (

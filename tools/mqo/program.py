@@ -126,9 +126,11 @@ def ask(
 ) -> dict[str, Any]:
     """Return the JSON that a program writes to the file named between `words` and `after`.
 
-    `options` are those of `run_program`.
+    `options` are those of `run_program`. Raise what it raises, and RunError without a result.
     """
     with process.temporary_folder("mqo-facts-") as folder:
         target = folder / "facts.json"
         run_program(program, [*words, str(target), *after], **options)
+        if not target.is_file():  # upstream exits with code 0 after some errors
+            raise RunError(f"{program.parent.name}/{program.name} ended without a result")
         return json.loads(target.read_text(encoding="utf-8"))

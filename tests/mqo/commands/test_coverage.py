@@ -5,16 +5,9 @@ import json
 import pytest
 from mqo.launch import coverage
 from mqo.launch.products import Coverage, Product
-from mqo.quant.plugins import PLUGINS
 
 FILE = '@quantizer("mine", options={"bits": 3})\ndef mine(x, context):\n    return x\n'
 MODEL = ("coverage", "--model", "llama32-1b", "--training-config", "smoke")
-
-
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
 
 
 @pytest.fixture

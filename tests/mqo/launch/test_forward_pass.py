@@ -12,18 +12,11 @@ from mqo.launch.origin import sign
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice
 from mqo.project import Project
 from mqo.quant.plugin_source import digest_of
-from mqo.quant.plugins import PLUGINS
 from mqo.runs import RunFolder
 
 TREE = SimpleNamespace(root=Path("/no tree"))
 LINEAR_MINE = {"fprop": "mine", "qk": "none", "pv": "none"}
 ALL_MINE = dict.fromkeys(LINEAR_MINE, "mine")
-
-
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
 
 
 @pytest.fixture

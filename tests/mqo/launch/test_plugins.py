@@ -22,12 +22,6 @@ HEAD = "from mqo.quant import quantizer\n"
 OPTIONS = ', options={"on": True, "count": 3, "gain": 2.0, "kind": "a"}'
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 def function(name, rest=""):
     return f'@quantizer("{name}"{rest})\ndef {name}(x, context):\n    return x\n'
 

@@ -182,13 +182,7 @@ options = { gain = 3 }
 
 
 @pytest.fixture
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
-@pytest.fixture
-def mine(tmp_path, no_plugin_left):
+def mine(tmp_path):
     """The file of the quantizer, where quant.toml names it."""
     path = tmp_path / "plugins" / "mine.py"
     path.parent.mkdir()
@@ -196,7 +190,7 @@ def mine(tmp_path, no_plugin_left):
     return path
 
 
-def test_the_quantizers_of_the_file_are_types_in_all_of_its_tables(no_plugin_left):
+def test_the_quantizers_of_the_file_are_types_in_all_of_its_tables():
     """Whatever their order, and without the file of the function."""
     read = config.parse(ROWS)
     assert read.own_types() == {"mine"} and read.is_random
@@ -263,7 +257,7 @@ def test_a_file_that_is_not_the_declared_one_is_refused(options, mine, old, new)
         ("[plugins.mine]\noptions = 3", "options 3 of mine"),
     ],
 )
-def test_a_faulty_row_is_refused(options, no_plugin_left, text, complaint):
+def test_a_faulty_row_is_refused(options, text, complaint):
     path = options(text)
     with pytest.raises(ValueError, match=re.escape(complaint)) as fault:
         config.current()

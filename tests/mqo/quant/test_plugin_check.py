@@ -8,15 +8,8 @@ import torch
 from mqo.project import Project
 from mqo.quant.plugin_calls import QuantizerError, end_step, estimator, quantizer
 from mqo.quant.plugin_check import _CHECKS, check_file, check_quantizer
-from mqo.quant.plugins import PLUGINS
 
 ROOT = Project.here().root
-
-
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
 
 
 def faults_of(name):

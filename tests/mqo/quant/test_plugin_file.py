@@ -16,12 +16,6 @@ HEAD = "from mqo.quant import quantizer\n"
 DOUBLED = '@quantizer("doubled")\ndef doubled(x, context):\n    return 2 * x\n'
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 @pytest.fixture
 def file(tmp_path):
     """A function that writes a file of Python in a folder whose name has a space."""

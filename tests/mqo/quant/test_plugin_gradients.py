@@ -6,17 +6,10 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.config import parse
 from mqo.quant.model import quantize_model
 from mqo.quant.plugin_calls import QuantizerError, estimator, quantizer
-from mqo.quant.plugins import PLUGINS
 from mqo.quant.recipe import Recipe
 from torch import nn
 
 BOUND = 1.5  # in units of the RMS of a row: some elements are above it
-
-
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
 
 
 def rms(x):

@@ -9,13 +9,6 @@ from mqo.quant.plugins import PLUGINS, Plugin, registrations
 from mqo.quant.spec import QuantSpec
 from torch import ones
 
-
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 OPTIONS = {"on": True, "count": 3, "gain": 2.0, "kind": "a"}
 FULL = {"block": 16, "square": True, "needs_tensor_amax": True, "options": OPTIONS}
 

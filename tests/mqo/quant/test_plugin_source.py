@@ -13,12 +13,6 @@ BODY = "def mine(x, context):\n    return x\n"
 MINE = f'@quantizer("mine")\n{BODY}'
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 @pytest.fixture
 def write(tmp_path):
     """A function that writes a file of Python below a folder whose name has a space."""

@@ -25,12 +25,6 @@ STATE = {"amax": 4.0, "counts": [1.0, 2.0]}
 NO_OPTIONS = {"mine": {}}
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 @pytest.fixture
 def seen():
     """The contexts of the calls of the quantizer `mine`, and the arguments of its @end_step.
@@ -524,6 +518,35 @@ def test_an_evaluation_after_a_step_rounds_with_the_states_after_it(delayed):
     amax = {operand: saved[f"delayed/fprop/0/{operand}/amax"] for operand in ("x", "weight")}
     used = {call[2]: call[3] for call in delayed if call[:2] == ("fprop", "0")}
     assert used == amax
+
+
+def test_an_evaluation_before_the_backward_pass_does_not_drop_its_notes(delayed):
+    model, shared = build()
+    other, plain = build()
+    for chosen in (model, other):
+        optimizer = torch.optim.SGD(chosen.parameters(), lr=0.1)
+        loss = chosen(batch(0)).square().sum()
+        if chosen is model:
+            with torch.no_grad():
+                model.eval()(batch(1))
+            model.train()
+        loss.backward()
+        optimizer.step()
+        shown = (shared if chosen is model else plain).state_dict()
+        assert {key.split("/")[1] for key in shown} == {"fprop", "dgrad", "wgrad"}
+    assert shared.states.state_dict() == plain.states.state_dict()
+
+
+def test_notes_of_a_quantizer_that_was_replaced_are_dropped(delayed):
+    model, shared = build()
+    train(model, last=1)
+
+    @quantizer("delayed")
+    def without_state(x, context):
+        return x
+
+    model(batch(1))
+    assert shared.state_dict() == {}
 
 
 def test_a_program_may_set_the_steps(delayed):

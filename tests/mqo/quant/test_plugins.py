@@ -29,12 +29,6 @@ K, N = 72, 40  # no multiples of a block
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 def normal(*shape, seed=0, dtype=torch.float32):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 

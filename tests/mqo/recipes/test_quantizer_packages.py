@@ -19,12 +19,6 @@ BODY = "def mine(x, context):\n    return x\n"
 DECORATOR = '@quantizer("mine", block=16, options={"bits": 4})\n'
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 @pytest.fixture
 def site(tmp_path, monkeypatch):
     """A folder of installed packages, whose modules make a marker if they are run."""

@@ -13,12 +13,6 @@ HEAD = "from mqo.quant import quantizer\n"
 RECIPE = 'types = { fprop = "mine" }\nplugins = ["mine.py"]\n'
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 def function(name, rest=""):
     return f'@quantizer("{name}"{rest})\ndef {name}(x, context):\n    return x\n'
 

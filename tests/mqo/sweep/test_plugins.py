@@ -24,12 +24,6 @@ def rounded(x, context):
 ARMS = ("bf16", "linear_mine_mine.rule-a", "linear_mine_mine.rule-b")
 
 
-@pytest.fixture(autouse=True)
-def no_plugin_left():
-    yield
-    PLUGINS.clear()
-
-
 @pytest.fixture
 def files(tmp_path):
     """A folder with the quantizers `mine` and `other`, and a recipe of `mine`."""

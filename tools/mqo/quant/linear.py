@@ -121,6 +121,7 @@ class _Linear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = saved_operands(ctx)
+        ctx.layer.quantization.states.is_fixed = False  # an evaluation may have run since forward
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         of_x = of_weight = None
         with torch.autocast(grad.device.type, enabled=False):

@@ -71,6 +71,8 @@ class PluginStates:
         weights.clear()  # they were rounded with the old states
         for key, notes in sorted(_largest(all_ranks(here)).items()):
             plugin, operand = PLUGINS[key[0]], key[1:]
+            if plugin.update is None:  # it was replaced by one without a state
+                continue
             state = self.state_of(plugin, operand, torch.device("cpu"))
             self._states[key] = _next(plugin, operand, state, notes, step, options[plugin.name])
 
@@ -135,7 +137,7 @@ def _next(
     step: int,
     options: Options,
 ) -> Values:
-    assert plugin.update is not None  # `call` checks it
+    assert plugin.update is not None  # `end_step` checks it
     try:
         with torch.no_grad():
             result = plugin.update(state, notes, step, options)
