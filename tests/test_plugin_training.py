@@ -14,7 +14,7 @@ from mqo.launch.forward_pass import AS_TRAINED, SavedModel
 from mqo.launch.origin import is_own
 from mqo.launch.rerun import BitEqual, rerun
 from mqo.project import Project
-from mqo.quant.plugin_source import digest_of
+from mqo.quant.plugin_modules import digest_of
 from mqo.quant.plugins import PLUGINS
 from mqo.runs import RunFolder
 

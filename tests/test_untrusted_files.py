@@ -182,7 +182,7 @@ REASONS = {
         f"{T}launch/plugins.py::copy_files",
     ],
     "a regular file of a bounded size, which is checked in the same function": [
-        f"{Q}plugin_source.py::_read",
+        f"{Q}plugin_modules.py::_read",
     ],
     "a text in a checkpoint, of a bounded size": [
         f"{R}plugin_states.py::load_states",

@@ -1,4 +1,4 @@
-"""Commands that read a run, a recipe or a file with quantizers of a user do not run their code.
+"""Commands that read a run, a recipe or a file with custom quantizers do not run their code.
 
 The files make a marker when they are run, or imported: the one that the user wrote, and its copy in
 the run's folder. No process is started: where one would be, a command ends as for a failure. What

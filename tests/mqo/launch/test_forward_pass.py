@@ -11,7 +11,7 @@ from mqo.launch.forward_pass import AS_TRAINED, ForwardPass, SavedModel, forward
 from mqo.launch.origin import sign
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice
 from mqo.project import Project
-from mqo.quant.plugin_source import digest_of
+from mqo.quant.plugin_modules import digest_of
 from mqo.runs import RunFolder
 
 TREE = SimpleNamespace(root=Path("/no tree"))

@@ -13,7 +13,7 @@ from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, with_layout
 from mqo.launch.plugins import copy_files, declare_files, plugins_of, refuse_unused, used
 from mqo.quant.config import parse
-from mqo.quant.plugin_source import digest_of
+from mqo.quant.plugin_modules import digest_of
 from mqo.quant.plugins import PLUGINS
 from mqo.recipes import recipe as recipes
 from mqo.runs import RunFolder

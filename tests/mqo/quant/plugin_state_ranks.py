@@ -9,7 +9,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 import world
 from mqo.quant.model import quantize_model
-from mqo.quant.plugin_calls import end_step, quantizer
+from mqo.quant.plugin_decorators import end_step, quantizer
 from mqo.quant.plugin_states import PluginStates
 from mqo.quant.plugins import PLUGINS
 from torch import distributed, nn

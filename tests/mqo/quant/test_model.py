@@ -7,7 +7,7 @@ import torch
 from mqo.quant.backend import fake_quantize
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
-from mqo.quant.plugin_calls import quantizer
+from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.recipe import Recipe, names
 from mqo.quant.spec import QuantSpec

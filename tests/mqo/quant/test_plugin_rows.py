@@ -3,7 +3,8 @@
 import pytest
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import QUANT_TYPES
-from mqo.quant.plugin_calls import QuantizerError, quantizer
+from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugin_rows import PluginRow, check_free, declare
 from mqo.quant.plugins import PLUGINS, Plugin, registrations
 from mqo.quant.spec import QuantSpec

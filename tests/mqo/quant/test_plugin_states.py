@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqo.quant.backend import fake_quantize
 from mqo.quant.model import quantize_model
-from mqo.quant.plugin_calls import QuantizerError, call, end_step, quantizer
+from mqo.quant.plugin_calls import QuantizerError, call
+from mqo.quant.plugin_decorators import end_step, quantizer
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugin_source import declared
 from mqo.quant.plugin_states import PluginStates, initial

@@ -14,7 +14,8 @@ from mqo.quant.config import QuantConfig, current
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
-from mqo.quant.plugin_calls import QuantizerError, quantizer
+from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.quantization import ModelQuantization

@@ -17,8 +17,8 @@ from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import PluginError
 from mqo.matrix.tables import check_choice
+from mqo.quant.plugin_modules import digest_of, local_files, location_of
 from mqo.quant.plugin_rows import PluginRow
-from mqo.quant.plugin_source import digest_of, local_files, location_of
 from mqo.quant.plugins import Plugin, is_value
 from mqo.recipes.quantizer_packages import files_of
 from mqo.recipes.quantizers import declare_file

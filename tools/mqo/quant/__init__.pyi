@@ -22,10 +22,10 @@ from mqo.quant.packing import PackedTensor as PackedTensor
 from mqo.quant.packing import pack as pack
 from mqo.quant.plugin_calls import QuantizerContext as QuantizerContext
 from mqo.quant.plugin_calls import QuantizerError as QuantizerError
-from mqo.quant.plugin_calls import end_step as end_step
-from mqo.quant.plugin_calls import estimator as estimator
-from mqo.quant.plugin_calls import quantizer as quantizer
 from mqo.quant.plugin_check import check_quantizer as check_quantizer
+from mqo.quant.plugin_decorators import end_step as end_step
+from mqo.quant.plugin_decorators import estimator as estimator
+from mqo.quant.plugin_decorators import quantizer as quantizer
 from mqo.quant.plugin_file import load_quantizers as load_quantizers
 from mqo.quant.quantization import ModelQuantization as ModelQuantization
 from mqo.quant.recipe import Recipe as Recipe

@@ -1,4 +1,4 @@
-"""Register the quantizer of a user, call it, and check what it returns."""
+"""Call a custom quantizer, and check what it returns."""
 
 from __future__ import annotations
 
@@ -10,30 +10,26 @@ import traceback
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from mqo.quant.plugin_rows import check_free
 from mqo.quant.plugin_states import Operand, PluginStates
-from mqo.quant.plugins import MOST_VALUES, PLUGINS, Plugin, register_plugin
+from mqo.quant.plugins import MOST_VALUES, PLUGINS, Plugin
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import RANDOM_BITS, draws
 from mqo.quant.tensor_amax import largest
-from mqo.quant.weights import weights_changed
 
 _PIECE = 2**15  # elements of a piece, which stay in a core's cache
 _worker = threading.local()
 
-F = TypeVar("F", bound=Callable[..., Any])
-
 
 class QuantizerError(RuntimeError):
-    """A quantizer of a user that failed, or returned another result than a rounded tensor."""
+    """A custom quantizer failed, or returned another result than a rounded tensor."""
 
 
 @dataclass(frozen=True)
@@ -101,107 +97,6 @@ class QuantizerContext:
         if self._draws is None:
             raise QuantizerError("it calls rand; valid: a quantizer with stochastic=True")
         return self._draws
-
-
-def quantizer(
-    name: str,
-    *,
-    block: int | None = None,
-    square: bool = False,
-    needs_amax: bool = False,
-    stochastic: bool = False,
-    independent_rows: bool = False,
-    options: Mapping[str, Any] | None = None,
-    state: Mapping[str, float | list[float]] | None = None,
-    estimator: bool = False,
-) -> Callable[[F], F]:
-    """Make the decorated function a type with this name, wherever a type is named.
-
-    The function takes a tensor x, float32 [rows, K], and a `QuantizerContext`, and returns the
-    rounded x, of the same shape. The GEMM sums over K. It may return (values, alpha) instead, if
-    the rounded x is alpha · values: alpha, a number, then multiplies the product of the GEMM.
-
-    Args:
-        name: lower-case letters, digits and underscores.
-        block: K is padded with zeros to a multiple of this, and with squares also the rows.
-        square: whether it supports `tile = "square"`; the context says which tile is wanted.
-        needs_amax: whether it reads `context.amax`.
-        stochastic: whether it calls `context.rand`.
-        independent_rows: whether it rounds each row without the others, amax apart. On a CPU it
-            then gets pieces of x, on several threads, which is faster; not with squares.
-        options: {name: default value}, a bool, int, float or str each. `context.options` has the
-            values of a run; `--plugin-option NAME.OPTION=VALUE` sets one.
-        state: {name: initial value}, a float or a list of at most 1,024 each, for every operand.
-            `context.state` has the values of a step, and a function with `@end_step` the next ones.
-        estimator: whether a function with `@estimator` computes the gradient of an operand, which
-            otherwise passes straight through.
-
-    A run reads the arguments without running the file, so they must be literals there.
-
-    Raises:
-        ValueError: an argument is invalid, or the name is that of another type.
-        TypeError: the name is missing.
-    """
-
-    if not isinstance(name, str):
-        raise TypeError(f"the name of a quantizer is {name!r}; valid: @quantizer('name')")
-
-    def register(function: F) -> F:
-        check_free(name)
-        flags = (block, square, needs_amax, stochastic, independent_rows)
-        tables = (dict(options or {}), dict(state or {}))
-        register_plugin(Plugin(name, *flags, *tables, estimator, function))
-        weights_changed()  # cached ones may have been rounded by an older function
-        return function
-
-    return register
-
-
-def end_step(name: str) -> Callable[[F], F]:
-    """Make the decorated function compute the next state of a quantizer, above it in the file.
-
-    The function takes {name: value} of the state and of the notes of an operand, float32 tensors on
-    the CPU, the number of the step that ended, from 1, and {name: value} of the options. It returns
-    the next state. It is called once per step for each operand that was rounded, on every rank with
-    the same arguments.
-
-    Raises:
-        ValueError: there is no such quantizer, or it declares no state.
-    """
-
-    def register(function: F) -> F:
-        plugin = PLUGINS.get(name)
-        if plugin is None or not plugin.state:
-            raise ValueError(f"no quantizer '{name}' with a state; valid: @quantizer above it")
-        register_plugin(replace(plugin, update=function))
-        return function
-
-    return register
-
-
-def estimator(name: str) -> Callable[[F], F]:
-    """Make the decorated function compute gradients for a quantizer, above it in the file.
-
-    The function takes the gradient of the loss with respect to the rounded operand, the operand x,
-    float32 [rows, K] both, and the context of the operand. It returns the gradient with respect to
-    x. It is called in the backward pass, for the input and the weight of linear layers whose fprop
-    rounds them with this quantizer. It must not read `context.amax` or call `context.rand`.
-
-    Raises:
-        ValueError: there is no such quantizer, or it does not declare an estimator.
-    """
-
-    def register(function: F) -> F:
-        plugin = PLUGINS.get(name)
-        if plugin is None or not plugin.estimator:
-            raise ValueError(
-                f"no quantizer '{name}' with an estimator; valid: @quantizer above it, with "
-                "estimator=True"
-            )
-        register_plugin(replace(plugin, estimate=function))
-        return function
-
-    return register
 
 
 def call(

@@ -16,7 +16,8 @@ from mqo.quant.formats import FORMATS, check_choice
 from mqo.quant.plugin_calls import QuantizerError, call
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugin_gradients import estimated
-from mqo.quant.plugin_source import declared, local_files
+from mqo.quant.plugin_modules import local_files
+from mqo.quant.plugin_source import declared
 from mqo.quant.plugin_states import PluginStates
 from mqo.quant.plugins import PLUGINS, Plugin
 from mqo.quant.spec import QuantSpec

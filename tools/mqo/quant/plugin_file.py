@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_modules import Location, local_files, location_of
 from mqo.quant.plugin_rows import PluginRow
-from mqo.quant.plugin_source import Location, local_files, location_of
 from mqo.quant.plugins import PLUGINS, Plugin
 
 

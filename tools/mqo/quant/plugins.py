@@ -1,6 +1,6 @@
-"""Quantizers of users: functions in Python that are types, like the formats of formats.toml.
+"""Custom quantizers: functions in Python that are types, like the formats of formats.toml.
 
-A command knows what a quantizer declares, and not its function: it does not run code of users.
+A command knows what a quantizer declares, and not its function: it does not run the file.
 This module imports only the standard library, because commands do not load torch.
 """
 
@@ -54,7 +54,7 @@ def is_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A quantizer and what it declares; `plugin_calls.quantizer` explains the fields.
+    """A quantizer and what it declares; `plugin_decorators.quantizer` explains the fields.
 
     `function` is None for a quantizer whose code has not been run. `update` computes its next
     state, and `estimate` the gradient of an operand.

@@ -8,7 +8,7 @@ from mqo.megatron.attention import choice
 from mqo.megatron.attention.choice import FusedAttentionError, without_scores
 from mqo.megatron.attention.paths import chunked_context, fused_context
 from mqo.quant.backend import fake_quantize
-from mqo.quant.plugin_calls import quantizer
+from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import set_step
 

@@ -5,7 +5,7 @@ import torch
 from mqo.megatron import linear
 from mqo.megatron.layers import find_layers
 from mqo.megatron.run.estimators import attach
-from mqo.quant.plugin_calls import estimator, quantizer
+from mqo.quant.plugin_decorators import estimator, quantizer
 from mqo.quant.plugins import PLUGINS
 from torch import nn
 from torch.nn.functional import linear as multiply
