@@ -72,7 +72,7 @@ def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
 
     Raises:
         CheckpointError: the record has another kind.
-        SavedError: the record is no schedule of types.
+        SavedError: the record is not a schedule of types.
     """
     check_kinds(vars(saved), folder)
     step = max(0, (iteration(folder) or 0) - 1)

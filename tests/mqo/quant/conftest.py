@@ -50,3 +50,16 @@ def equal_on_two_ranks(tmp_path):
         assert done.stdout.count("EQUAL") == 2
 
     return run
+
+
+@pytest.fixture
+def write_file(tmp_path):
+    """A function that writes a file of Python below a folder whose name has a space."""
+
+    def write(text, name="mine.py"):
+        path = tmp_path / "a folder" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write

@@ -16,37 +16,28 @@ HEAD = "from mqo.quant import quantizer\n"
 DOUBLED = '@quantizer("doubled")\ndef doubled(x, context):\n    return 2 * x\n'
 
 
-@pytest.fixture
-def file(tmp_path):
-    """A function that writes a file of Python in a folder whose name has a space."""
-
-    def write(text, name="mine.py"):
-        path = tmp_path / "a folder" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
-def test_all_quantizers_of_a_file_are_types_then(file):
-    path = file(HEAD + DOUBLED + DOUBLED.replace("doubled", "other"))
+def test_all_quantizers_of_a_file_are_types_then(write_file):
+    path = write_file(HEAD + DOUBLED + DOUBLED.replace("doubled", "other"))
     assert load_quantizers(path) == ["doubled", "other"]
     assert fake_quantize(torch.ones(4), "doubled").eq(2).all()
 
 
-def test_a_file_may_import_modules_of_its_folder(file):
-    file("FACTOR = 3\n", "helper_of_mine.py")
+def test_a_file_may_import_modules_of_its_folder(write_file):
+    write_file("FACTOR = 3\n", "helper_of_mine.py")
     before = list(sys.path)
-    path = file(HEAD + "import helper_of_mine\n" + DOUBLED.replace("2", "helper_of_mine.FACTOR"))
+    path = write_file(
+        HEAD + "import helper_of_mine\n" + DOUBLED.replace("2", "helper_of_mine.FACTOR")
+    )
     load_quantizers(path)
     assert fake_quantize(torch.ones(4), "doubled").eq(3).all()
     assert sys.path == before
 
 
-def test_a_changed_file_replaces_its_quantizer(file):
-    load_quantizers(file(HEAD + DOUBLED))
-    assert load_quantizers(file(HEAD + DOUBLED.replace("2 *", "4 *"), "newer.py")) == ["doubled"]
+def test_a_changed_file_replaces_its_quantizer(write_file):
+    load_quantizers(write_file(HEAD + DOUBLED))
+    assert load_quantizers(write_file(HEAD + DOUBLED.replace("2 *", "4 *"), "newer.py")) == [
+        "doubled"
+    ]
     assert fake_quantize(torch.ones(4), "doubled").eq(4).all()
 
 
@@ -59,24 +50,24 @@ def test_a_changed_file_replaces_its_quantizer(file):
         ("x = 1\n", "registers no quantizer"),
     ],
 )
-def test_a_faulty_file_is_refused_with_its_line(file, text, error):
+def test_a_faulty_file_is_refused_with_its_line(write_file, text, error):
     before = list(sys.path)
     with pytest.raises(QuantizerError, match=error):
-        load_quantizers(file(text))
+        load_quantizers(write_file(text))
     assert sys.path == before
 
 
-def test_a_missing_file_and_another_kind_are_refused(file, tmp_path):
+def test_a_missing_file_and_another_kind_are_refused(write_file, tmp_path):
     with pytest.raises(FileNotFoundError, match="none"):
         load_quantizers(tmp_path / "none.py")
     with pytest.raises(QuantizerError, match=r"ends in \.py"):
-        load_quantizers(file("x = 1", "mine.txt"))
+        load_quantizers(write_file("x = 1", "mine.txt"))
 
 
 # -- helper modules --------------------------------------------------------------------------------
 
 
-def test_two_files_have_each_its_own_module_of_one_name(file, tmp_path):
+def test_two_files_have_each_its_own_module_of_one_name(write_file, tmp_path):
     for name, factor in (("first", 3), ("second", 5)):
         folder = tmp_path / name
         folder.mkdir()
@@ -89,18 +80,18 @@ def test_two_files_have_each_its_own_module_of_one_name(file, tmp_path):
             assert fake_quantize(torch.ones(4), name).eq(factor).all()
 
 
-def test_a_module_that_was_there_before_stays(file, tmp_path, monkeypatch):
+def test_a_module_that_was_there_before_stays(write_file, tmp_path, monkeypatch):
     """A module of the same name as a helper, and one that the file has nothing to do with."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "known_before.py").write_text("FACTOR = 7\n")
     monkeypatch.syspath_prepend(elsewhere)
     shared = importlib.import_module("known_before")
-    file("FACTOR = 3\n", "known_before.py")
-    file("raise RuntimeError('nobody imports this')\n", "json.py")
+    write_file("FACTOR = 3\n", "known_before.py")
+    write_file("raise RuntimeError('nobody imports this')\n", "json.py")
     before, path_before = dict(sys.modules), list(sys.path)
     text = f"import known_before\n{HEAD}" + DOUBLED.replace("2", "known_before.FACTOR")
-    load_quantizers(file(text, "reads_known_before.py"))
+    load_quantizers(write_file(text, "reads_known_before.py"))
     assert fake_quantize(torch.ones(4), "doubled").eq(3).all()
     assert sys.path == path_before
     assert before.items() <= sys.modules.items()
@@ -108,32 +99,32 @@ def test_a_module_that_was_there_before_stays(file, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("fault", ["raise ValueError('odd')", "x = (", "import nothing_of_this"])
-def test_a_module_with_an_error_leaves_nothing_behind(file, fault):
+def test_a_module_with_an_error_leaves_nothing_behind(write_file, fault):
     before, path_before = dict(sys.modules), list(sys.path)
-    file(f"{fault}\n", "faulty_helper.py")
+    write_file(f"{fault}\n", "faulty_helper.py")
     with pytest.raises(QuantizerError, match=r"broken\.py"):
-        load_quantizers(file(f"import faulty_helper\n{HEAD}{DOUBLED}", "broken.py"))
+        load_quantizers(write_file(f"import faulty_helper\n{HEAD}{DOUBLED}", "broken.py"))
     assert sys.path == path_before
     assert sys.modules.items() == before.items()
 
 
-def test_a_package_may_import_its_own_modules(file):
-    file("from .values import FACTOR\n", "own_package/__init__.py")
-    file("FACTOR = 3\n", "own_package/values.py")
-    path = file(HEAD + "from own_package import FACTOR\n" + DOUBLED.replace("2", "FACTOR"))
+def test_a_package_may_import_its_own_modules(write_file):
+    write_file("from .values import FACTOR\n", "own_package/__init__.py")
+    write_file("FACTOR = 3\n", "own_package/values.py")
+    path = write_file(HEAD + "from own_package import FACTOR\n" + DOUBLED.replace("2", "FACTOR"))
     load_quantizers(path)
     assert fake_quantize(torch.ones(4), "doubled").eq(3).all()
 
 
 @pytest.mark.parametrize("first", ["from .sub.values import FACTOR\n", "import own_package.sub\n"])
-def test_a_module_of_a_package_may_import_from_it(file, first):
+def test_a_module_of_a_package_may_import_from_it(write_file, first):
     """Quantizers of other modules of the package are not those of the file."""
-    file("FACTOR = 3\n", "own_package/sub/values.py")
-    file("from .values import FACTOR\n", "own_package/sub/__init__.py")
-    file("from . import other, mine\n", "own_package/__init__.py")
-    file(HEAD + DOUBLED.replace("doubled", "other"), "own_package/other.py")
+    write_file("FACTOR = 3\n", "own_package/sub/values.py")
+    write_file("from .values import FACTOR\n", "own_package/sub/__init__.py")
+    write_file("from . import other, mine\n", "own_package/__init__.py")
+    write_file(HEAD + DOUBLED.replace("doubled", "other"), "own_package/other.py")
     factor = "FACTOR" if "FACTOR" in first else "own_package.sub.FACTOR"
-    path = file(first + HEAD + DOUBLED.replace("2", factor), "own_package/mine.py")
+    path = write_file(first + HEAD + DOUBLED.replace("2", factor), "own_package/mine.py")
     before = list(sys.path)
     assert load_quantizers(path) == load_quantizers(path) == ["doubled"]
     assert fake_quantize(torch.ones(4), "doubled").eq(3).all()
@@ -143,11 +134,11 @@ def test_a_module_of_a_package_may_import_from_it(file, first):
         load_quantizers(path)
 
 
-def test_a_file_may_define_a_dataclass_with_late_annotations(file):
+def test_a_file_may_define_a_dataclass_with_late_annotations(write_file):
     """Dataclasses look the module of such a class up."""
     head = "from __future__ import annotations\nfrom dataclasses import dataclass\n"
     klass = "@dataclass\nclass Factor:\n    value: int = 3\n"
-    load_quantizers(file(head + HEAD + klass + DOUBLED.replace("2", "Factor().value")))
+    load_quantizers(write_file(head + HEAD + klass + DOUBLED.replace("2", "Factor().value")))
     assert fake_quantize(torch.ones(4), "doubled").eq(3).all()
 
 
@@ -158,8 +149,8 @@ def rows_of(path):
     return {name: PluginRow("mine.py", "", p.declaration) for name, p in declared(path).items()}
 
 
-def test_the_rows_of_a_run_get_their_functions(file):
-    path = file(HEAD + DOUBLED.replace('"doubled"', '"doubled", block=4, options={"n": 1}'))
+def test_the_rows_of_a_run_get_their_functions(write_file):
+    path = write_file(HEAD + DOUBLED.replace('"doubled"', '"doubled", block=4, options={"n": 1}'))
     rows = rows_of(path) | {"declared_only": PluginRow()}
     for name, row in rows.items():
         row.declare(name)
@@ -180,19 +171,19 @@ REGISTERS = {
 
 
 @pytest.mark.parametrize("text", REGISTERS.values(), ids=REGISTERS)
-def test_a_file_that_registers_something_else_than_its_text_declares_is_refused(file, text):
-    file(HEAD + DOUBLED.replace("doubled", "hidden"), "helper_with_one.py")
-    path = file(HEAD + text)
+def test_a_file_that_registers_something_else_than_its_text_declares_is_refused(write_file, text):
+    write_file(HEAD + DOUBLED.replace("doubled", "hidden"), "helper_with_one.py")
+    path = write_file(HEAD + text)
     rows = rows_of(path)
     assert list(rows) == ["doubled"]
     with pytest.raises(QuantizerError, match=r"mine\.py registers "):
         load_rows(rows, path.parent)
 
 
-def test_a_row_whose_file_is_gone_or_changed_is_refused(file):
-    path = file(HEAD + DOUBLED)
+def test_a_row_whose_file_is_gone_or_changed_is_refused(write_file):
+    path = write_file(HEAD + DOUBLED)
     rows = rows_of(path)
-    file(HEAD + DOUBLED.replace('"doubled"', '"doubled", block=8'))
+    write_file(HEAD + DOUBLED.replace('"doubled"', '"doubled", block=8'))
     with pytest.raises(QuantizerError, match="doubled"):
         load_rows(rows, path.parent)
     path.unlink()

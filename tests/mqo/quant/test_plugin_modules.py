@@ -11,19 +11,6 @@ BODY = "def mine(x, context):\n    return x\n"
 MINE = f'@quantizer("mine")\n{BODY}'
 
 
-@pytest.fixture
-def write(tmp_path):
-    """A function that writes a file of Python below a folder whose name has a space."""
-
-    def write(text, name="mine.py"):
-        path = tmp_path / "a folder" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -67,9 +54,9 @@ def write(tmp_path):
         ({"mine.py": "import mqo, torch.nn", "torch.py": "", "mqo/__init__.py": ""}, []),
     ],
 )  # fmt: skip
-def test_the_modules_of_the_folder_that_a_file_imports_are_its_own(write, files, expected):
+def test_the_modules_of_the_folder_that_a_file_imports_are_its_own(write_file, files, expected):
     for name, text in files.items():
-        path = write(text, name)
+        path = write_file(text, name)
     folder = next(parent for parent in path.parents if parent.name == "a folder")
     local = local_files(folder / "mine.py")
     assert local[0] == folder / "mine.py" and len(local) == len({*local})
@@ -104,10 +91,10 @@ BOTH = ["own/__init__.py", "own/sub/__init__.py"]
         ),
     ],
 )  # fmt: skip
-def test_the_modules_of_a_package_that_a_file_imports_are_its_own(write, files, expected):
+def test_the_modules_of_a_package_that_a_file_imports_are_its_own(write_file, files, expected):
     """With the packages that are run first; a file that needs none of them is run by itself."""
     for name, text in (PACKAGE | files).items():
-        folder = write(text, name).parents[name.count("/")]
+        folder = write_file(text, name).parents[name.count("/")]
     path = folder / "own/sub/mine.py"
     local = local_files(path)
     assert local[0] == path and len(local) == len({*local})
@@ -127,9 +114,9 @@ def test_the_modules_of_a_package_that_a_file_imports_are_its_own(write, files, 
         ),
     ],
 )
-def test_an_import_that_would_fail_in_a_copy_is_refused(write, files, name):
+def test_an_import_that_would_fail_in_a_copy_is_refused(write_file, files, name):
     for file, text in ({"b.py": ""} | files).items():
-        path = write(text, f"own/{file}")
+        path = write_file(text, f"own/{file}")
     with pytest.raises(ValueError, match=name):
         digest_of(path.with_name("mine.py"))
 
@@ -138,11 +125,11 @@ def test_an_import_that_would_fail_in_a_copy_is_refused(write, files, name):
 
 
 @pytest.fixture
-def package(write):
+def package(write_file):
     """A file that imports a helper and a module of a package."""
-    write("import table\nFACTOR = 2\n", "helper.py")
-    write("ROWS = 3\n", "table/__init__.py")
-    return write(f"import helper\n{HEAD}{MINE}")
+    write_file("import table\nFACTOR = 2\n", "helper.py")
+    write_file("ROWS = 3\n", "table/__init__.py")
+    return write_file(f"import helper\n{HEAD}{MINE}")
 
 
 @pytest.mark.parametrize("name", ["mine.py", "helper.py", "table/__init__.py"])
@@ -156,10 +143,10 @@ def test_the_digest_changes_with_each_own_file(package, name):
     assert digest_of(package) == before
 
 
-def test_the_digest_depends_on_nothing_else(package, tmp_path, write):
+def test_the_digest_depends_on_nothing_else(package, tmp_path, write_file):
     before = digest_of(package)
-    write("x = 1\n", "not_imported.py")
-    write("x = 1\n", "__pycache__/helper.cpython-311.pyc")
+    write_file("x = 1\n", "not_imported.py")
+    write_file("x = 1\n", "__pycache__/helper.cpython-311.pyc")
     os.utime(package, (0, 0))
     assert digest_of(package) == before
     elsewhere = shutil.copytree(package.parent, tmp_path / "elsewhere")

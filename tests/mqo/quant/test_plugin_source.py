@@ -13,19 +13,6 @@ BODY = "def mine(x, context):\n    return x\n"
 MINE = f'@quantizer("mine")\n{BODY}'
 
 
-@pytest.fixture
-def write(tmp_path):
-    """A function that writes a file of Python below a folder whose name has a space."""
-
-    def write(text, name="mine.py"):
-        path = tmp_path / "a folder" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write
-
-
 @pytest.mark.parametrize(
     "decorator",
     [
@@ -41,8 +28,8 @@ def write(tmp_path):
         'quantizer("mine", options={"tiny": 1e-300, "one_float": 1.0, "one_int": 1})',
     ],
 )
-def test_a_text_declares_what_the_decorator_registers(write, decorator):
-    path = write(f"{HEAD}@{decorator}\n{BODY}")
+def test_a_text_declares_what_the_decorator_registers(write_file, decorator):
+    path = write_file(f"{HEAD}@{decorator}\n{BODY}")
     read = declared(path)
     assert load_quantizers(path) == ["mine"]
     assert read == {"mine": PLUGINS["mine"]}
@@ -54,10 +41,10 @@ def test_a_text_declares_what_the_decorator_registers(write, decorator):
     assert kinds[0] == kinds[1]
 
 
-def test_all_functions_at_the_top_level_count(write):
+def test_all_functions_at_the_top_level_count(write_file):
     other = MINE.replace("mine", "other")
     text = f"{HEAD}import functools\n@functools.cache\n{MINE}\n{other}\ndef no_quantizer(): ...\n"
-    assert list(declared(write(text))) == ["mine", "other"]
+    assert list(declared(write_file(text))) == ["mine", "other"]
 
 
 INVALID = {
@@ -108,15 +95,15 @@ INVALID = {
 
 
 @pytest.mark.parametrize("text", INVALID.values(), ids=INVALID)
-def test_an_invalid_file_is_refused_and_named(write, text):
-    path = write(HEAD + text)
+def test_an_invalid_file_is_refused_and_named(write_file, text):
+    path = write_file(HEAD + text)
     with pytest.raises(ValueError, match=r"mine\.py"):
         declared(path)
     assert PLUGINS == {}
 
 
-def test_another_faulty_one_is_refused_with_its_line(write):
-    path = write(f"{HEAD}{MINE}\n@quantizer('none')\n{BODY}")
+def test_another_faulty_one_is_refused_with_its_line(write_file):
+    path = write_file(f"{HEAD}{MINE}\n@quantizer('none')\n{BODY}")
     with pytest.raises(ValueError, match=r"in line 7 of .*'none'"):
         declared(path)
 
@@ -146,17 +133,17 @@ def test_only_a_regular_file_of_a_usual_size_is_read(tmp_path, make, read):
         read(tmp_path / "mine.py")
 
 
-def test_a_file_that_cannot_be_run_is_refused(write):
+def test_a_file_that_cannot_be_run_is_refused(write_file):
     """Python runs only files with this ending."""
     with pytest.raises(ValueError, match=r"mine\.txt"):
-        declared(write(HEAD + MINE, "mine.txt"))
+        declared(write_file(HEAD + MINE, "mine.txt"))
 
 
-def test_reading_runs_neither_the_file_nor_what_it_imports(write, tmp_path):
+def test_reading_runs_neither_the_file_nor_what_it_imports(write_file, tmp_path):
     marker = tmp_path / "it ran"
     run = f"open({str(marker)!r}, 'w')\n"
-    write(run, "helper.py")
-    path = write(f"import helper\n{HEAD}{run}{MINE}")
+    write_file(run, "helper.py")
+    path = write_file(f"import helper\n{HEAD}{run}{MINE}")
     assert list(declared(path)) == ["mine"]
     assert len(local_files(path)) == 2 and digest_of(path)
     assert not marker.exists()

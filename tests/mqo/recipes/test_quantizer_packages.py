@@ -119,7 +119,7 @@ def test_a_module_that_is_nowhere_is_refused(site, facts):
 @pytest.mark.parametrize("value", ["", "../other", "bits..mine", "/bits", "bits mine", ":mine"])
 def test_a_value_that_is_no_module_is_refused(site, value):
     install(site, {"mine": value}, PACKAGE)
-    with pytest.raises(PluginError, match="which is no name"):
+    with pytest.raises(PluginError, match="which is not a name"):
         file_of(Path("mine"))
 
 

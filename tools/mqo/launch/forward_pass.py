@@ -163,7 +163,7 @@ def _recorded(model: SavedModel, given: tuple[RunPlugin, ...]) -> tuple[RunPlugi
 
 
 def _check_known(model: SavedModel, types: Mapping[str, str], plugins: Iterable[RunPlugin]) -> None:
-    """Raise CheckpointError for a type that is no format and no known custom quantizer."""
+    """Raise CheckpointError for a type that is neither a format nor a known custom quantizer."""
     known = {*QUANT_TYPES, *(plugin.name for plugin in plugins)}
     if unknown := sorted({*types.values()} - known):
         raise CheckpointError(

@@ -68,8 +68,8 @@ def quantize_model(
         TypeError: `recipe` is neither a recipe nor a name.
         ValueError: a pattern matches no layer, a module of another class has matrices (name it in
             `exclude`), a name is unknown, the blocks are ambiguous, a layer with several names
-            would be both quantized and not, or `plugin_options` has a quantizer that is no type
-            here, or another option than it declares. Nothing was changed then.
+            would be both quantized and not, or `plugin_options` has a quantizer that is not a
+            type here, or another option than it declares. Nothing was changed then.
         FileNotFoundError: FILE.toml does not exist.
     """
     for quant_type in (qk, pv):

@@ -93,7 +93,7 @@ class PluginStates:
         states: dict[Key, Values] = {}
         for text, value in values.items():
             if text.count("/") < 4:
-                raise ValueError(f"{text!r} is no name of a state")
+                raise ValueError(f"{text!r} is not the name of a state")
             name, site, *layer, operand, field = text.split("/")
             if name in PLUGINS:
                 key = (name, site, "/".join(layer), operand)

@@ -31,7 +31,7 @@ _RESERVED = ("all", "bf16", "fp16", "fp32", "none", "source", "then", "until")
 
 
 MOST_VALUES = 1024  # of a state
-_CODE = ("name", "function", "update", "estimate")  # fields that are no declaration
+_CODE = ("name", "function", "update", "estimate")  # fields that are not declared
 
 
 def _is_number(value: object) -> bool:

@@ -49,7 +49,7 @@ class QuantizerPackage:
         parts = self.module.split(".")
         subject = f"The quantizers {self.name} of {self.label} are in the module {self.module}"
         if not all(part.isidentifier() for part in parts):
-            raise PluginError(f"{subject}, which is no name", expected="package.module")
+            raise PluginError(f"{subject}, which is not a name", expected="package.module")
         folders = list(_folders(self.distribution))
         for folder in folders:
             path = folder.joinpath(*parts)
