@@ -11,7 +11,7 @@ from mqo.errors import MqoError, PluginError, RunError, UnknownNameError
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, with_layout
-from mqo.launch.plugins import copy_files, declare_files, plugins_of, refuse_unused, used
+from mqo.launch.plugins import PluginChoice, copy_files, declare_files, plugins_of, used
 from mqo.quant.config import parse
 from mqo.quant.plugin_modules import digest_of
 from mqo.quant.plugins import PLUGINS
@@ -191,13 +191,13 @@ def test_a_file_or_an_option_that_no_run_uses_is_refused(write):
     second = write(function("other"), name="second.py")
     files, options = [first, second], ["mine.gain=3"]
     runs = [cell(mode, *files, options=options).quantization for mode in ("mine", "FA_other")]
-    refuse_unused(files, options, runs)
+    PluginChoice(files, options).refuse_unused(runs)
     with pytest.raises(PluginError, match=r"second\.py .*other"):
-        refuse_unused(files, options, runs[:1])
+        PluginChoice(files, options).refuse_unused(runs[:1])
     with pytest.raises(PluginError, match=r"mine\.gain=3"):
-        refuse_unused([second], options, runs[1:])
+        PluginChoice((second,), options).refuse_unused(runs[1:])
     with pytest.raises(PluginError, match=r"unused\.gain=3"):
-        refuse_unused(files, ["unused.gain=3"], runs)
+        PluginChoice(files, ("unused.gain=3",)).refuse_unused(runs)
 
 
 # -- configurations --------------------------------------------------------------------------------

@@ -26,10 +26,10 @@ def test_a_row_makes_a_type_without_a_function():
 
 def test_a_row_holds_no_empty_values():
     """So a row without a file, for what calls no function, has only what is declared."""
-    assert PluginRow().row() == {}
-    assert PluginRow(declared={"block": 16}).row() == {"declared": {"block": 16}}
+    assert PluginRow().as_table() == {}
+    assert PluginRow(declared={"block": 16}).as_table() == {"declared": {"block": 16}}
     row = PluginRow("a.py", "00ff", FULL, {"on": False})
-    assert PluginRow(**row.row()) == row
+    assert PluginRow(**row.as_table()) == row
 
 
 @pytest.mark.parametrize("name", QUANT_TYPES)

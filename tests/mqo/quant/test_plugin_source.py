@@ -18,7 +18,7 @@ MINE = f'@quantizer("mine")\n{BODY}'
     [
         'quantizer("mine")',
         'quantizer(name="mine")',
-        'quant.quantizer("mine", block=None, options=None)',
+        'quant.quantizer("mine", block=None, options=None, state=None)',
         'quantizer("mine", block=0x10)',
         'quantizer("mine", block=4096, square=True)',
         'quantizer("mine", needs_amax=True, stochastic=False)',

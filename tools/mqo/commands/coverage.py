@@ -39,7 +39,7 @@ def coverage(
     """Show every matrix product of a training step, its type, and the share that is quantized."""
     from mqo.launch import coverage as program
     from mqo.launch.config import resolve
-    from mqo.launch.plugins import PluginChoice, refuse_unused
+    from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
     from mqo.overlay.series import Series
     from mqo.recipes.recipe import chosen
@@ -63,7 +63,7 @@ def coverage(
         plugins=plugins.files,
         plugin_options=plugins.options,
     )
-    refuse_unused(plugins.files, plugins.options, [config.quantization])
+    plugins.refuse_unused([config.quantization])
     result = program.of_config(project, settled(tree), Series.of_project(project), config)
     differing = program.differing_layers(config, result)
     facts = program.names(config) | result.as_table() | {"differing": differing}

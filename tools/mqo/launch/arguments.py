@@ -17,11 +17,10 @@ from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
-from mqo.launch.plugins import declare_files, refuse_unused
+from mqo.launch.plugins import PluginChoice
 from mqo.matrix import tables
 from mqo.quant.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe, names
 from mqo.recipes import recipe as recipes
-from mqo.recipes.quantizer_packages import files_of
 from mqo.scale.devices import DEVICES
 
 GPUS_PER_NODE = 8  # of a machine to plan for
@@ -168,8 +167,8 @@ def config_from(
 
     By default a run has one process per GPU of `machine`, which is this one if None.
     """
-    plugins = files_of(args.plugin)
-    declare_files(plugins)  # before their names are types
+    # Before names of types are checked.
+    plugins = PluginChoice.from_options(args.plugin, args.plugin_option)
     mode = args.quantization
     given_types = (args.linear_quantization, args.attention_quantization, args.recipe)
     if mode is None and any(given_types):
@@ -202,14 +201,14 @@ def config_from(
         allow_mostly_unquantized=args.allow_mostly_unquantized,
         cluster=Cluster(**where),
         without=without,
-        plugins=plugins,
-        plugin_options=args.plugin_option,
+        plugins=plugins.files,
+        plugin_options=plugins.options,
         schedule=tuple(args.schedule),
         extra_flags=(*(NO_FUSIONS if args.no_fusions else ()), *extra),
         **{name: getattr(args, name) for name in dict.fromkeys(plain)},
         **given(args),
     )
-    refuse_unused(plugins, args.plugin_option, [config.quantization])
+    plugins.refuse_unused([config.quantization])
     return config
 
 

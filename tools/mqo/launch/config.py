@@ -16,7 +16,7 @@ from mqo.launch.command import read_flags
 from mqo.launch.libraries import LibraryQuantization, engine_quantization
 from mqo.launch.naming import check_own, dataset_of, folder_part
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
-from mqo.launch.plugins import RunPlugin, declare_rows, plugins_of, used
+from mqo.launch.plugins import RunPlugin, declare_rows, labels, plugins_of, toml_rows, used
 from mqo.launch.user_paths import absolute_paths
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
@@ -99,12 +99,11 @@ class Quantization(_Section):
         The versions of custom quantizers follow.
         """
         names = [self.recipe.label] if self.recipe else []
-        labels = [library.label for library in self.libraries]
-        adds = self.mode != tables.UNQUANTIZED or not (names or labels)
+        libraries = [library.label for library in self.libraries]
+        adds = self.mode != tables.UNQUANTIZED or not (names or libraries)
         names += [self.mode] if adds else []
-        versions = [plugin.label for plugin in self.plugins if plugin.name in self.all_types]
-        name = ", ".join(filter(None, (" ".join(names), *labels, *self.schedule)))
-        return " ".join([name, *versions])
+        name = ", ".join(filter(None, (" ".join(names), *libraries, *self.schedule)))
+        return " ".join([name, *labels(self)])
 
     @property
     def all_types(self) -> set[str]:
@@ -192,7 +191,7 @@ class RunConfig(_Section):
         quant, recipe = self.quantization, self.quantization.recipe
         options = quant.options | self.recording.options
         operands = {name: row.chosen for name, row in recipe.operands.items()} if recipe else {}
-        plugins = {plugin.name: plugin.row().row() for plugin in quant.plugins}
+        plugins = toml_rows(quant.plugins)
         return quant_toml(types, options, quant.schedule, operands, self._rules(), plugins)
 
     def layers_toml(self) -> str:

@@ -24,7 +24,7 @@ from mqo.launch.flags import platform_flags
 from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes, quant_toml_of
 from mqo.launch.machine import THREADS, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
-from mqo.launch.plugins import NO_PLUGINS, PluginChoice, copy_files
+from mqo.launch.plugins import NO_PLUGINS, PluginChoice, copy_files, toml_rows
 from mqo.launch.published_args import IGNORE_FLAG
 from mqo.matrix import tables
 from mqo.overlay.snapshot import snapshot
@@ -250,8 +250,7 @@ def run(
         options = _options(model.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
         copy_files(quant.plugins, RunFolder(folder))
-        rows = {plugin.name: plugin.row().row() for plugin in quant.plugins}
-        text = quant_toml(quant.types, options, **quant.rows, plugins=rows)
+        text = quant_toml(quant.types, options, **quant.rows, plugins=toml_rows(quant.plugins))
         config.write_text(text, encoding="utf-8")
         after = [*words, "--", *platform_flags(machine)]
         variables = {ENVIRONMENT_VARIABLE: str(config), THREADS: threads(machine.cores)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from mqo.launch.plugins import (
     PluginChoice,
     RunPlugin,
     declare_rows,
+    labels,
     plugins_of,
-    refuse_unused,
     used,
 )
 from mqo.matrix import tables
@@ -80,8 +80,7 @@ class ForwardPass:
     @property
     def name(self) -> str:
         """Return the mode's name, with the versions of custom quantizers."""
-        labels = [plugin.label for plugin in self.plugins if plugin.name in self.all_types]
-        return " ".join([self.mode, *labels])
+        return " ".join([self.mode, *labels(self)])
 
     @property
     def all_types(self) -> set[str]:
@@ -102,7 +101,7 @@ def forward_passes(
     """
     given = plugins_of(choice.files, choice.options)
     pairs = [(model, _forward_pass(tree, model, mode, given)) for model in models for mode in modes]
-    refuse_unused(choice.files, choice.options, [quant for _, quant in pairs])
+    choice.refuse_unused([quant for _, quant in pairs])
     return pairs
 
 
@@ -130,7 +129,7 @@ def _forward_pass(
     _check_known(model, types, plugins)
     rows = recipe_rows(model.quant_config, types)
     quant = ForwardPass(_mode_of(types, rows), types, rows)
-    quant = ForwardPass(quant.mode, types, rows, used(plugins, quant.all_types))
+    quant = replace(quant, plugins=used(plugins, quant.all_types))
     _refuse_foreign(model, quant.plugins, given)
     return quant
 
@@ -141,9 +140,8 @@ def _recorded(model: SavedModel, given: tuple[RunPlugin, ...]) -> tuple[RunPlugi
     for name, row in quant_toml_of(config).plugins.items():
         assert config is not None  # it has rows
         try:
-            was = RunPlugin.model_validate(
-                {"name": name, "source": config.parent / str(row.get("file")), **row}
-            )
+            source = config.parent / str(row.get("file"))
+            was = RunPlugin.model_validate({**row, "name": name, "source": source})
             declare_rows([was])
         except ValueError as error:
             raise damaged(config, error) from None

@@ -18,6 +18,7 @@ from mqo.quant import options
 
 ENVIRONMENT_VARIABLE = options.ENVIRONMENT_VARIABLE
 OPTIONS: Mapping[str, Any] = options.OPTIONS  # by name
+SWITCHES = {"true": True, "false": False}  # words for a bool
 # Names in a schedule for all quantized sites of a kind.
 GROUPS = {"linear": LINEAR_SITES["all"], "attention": ATTENTION_SITES}
 

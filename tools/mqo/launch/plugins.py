@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import PluginError
+from mqo.launch.options import SWITCHES
 from mqo.matrix.tables import check_choice
 from mqo.quant.plugin_modules import digest_of, local_files, location_of
 from mqo.quant.plugin_rows import PluginRow
@@ -23,9 +24,6 @@ from mqo.quant.plugins import Plugin, is_value
 from mqo.recipes.quantizer_packages import files_of
 from mqo.recipes.quantizers import declare_file
 from mqo.runs import RunFolder
-
-SHOWN = 6  # characters of a digest in labels
-_SWITCHES = {"true": True, "false": False}
 
 
 class RunPlugin(BaseModel):
@@ -52,7 +50,7 @@ class RunPlugin(BaseModel):
     def label(self) -> str:
         """Return its version and options, for the name of a run."""
         words = [f"{name}={shown(value)}" for name, value in sorted(self.options.items())]
-        return " ".join([self.digest[:SHOWN], *words])
+        return " ".join([self.row().version, *words])
 
 
 @dataclass(frozen=True)
@@ -74,6 +72,27 @@ class PluginChoice:
         declare_files(choice.files)
         return choice
 
+    def refuse_unused(self, runs: Sequence[Quantizes]) -> None:
+        """Raise PluginError for a file or an option that no run uses.
+
+        An option is used if its quantizer is a type of a run.
+        """
+        sources = {plugin.source for run in runs for plugin in run.plugins}
+        for file in self.files:
+            if Path(realpath(file)) not in sources:
+                names = " and ".join(declare_file(file))
+                raise PluginError(
+                    f"--plugin {file} changes nothing: no operand is of type {names}",
+                    expected="a mode, a recipe or a schedule with this type",
+                )
+        types = {name for run in runs for name in run.all_types}
+        for text in self.options:
+            if (name := split_option(text)[0]) not in types:
+                raise PluginError(
+                    f"--plugin-option {text} changes nothing: no operand is of type {name}",
+                    expected="an option of a quantizer that is used",
+                )
+
 
 NO_PLUGINS = PluginChoice()
 
@@ -88,6 +107,17 @@ class Quantizes(Protocol):
     @property
     def all_types(self) -> set[str]:
         """Return the types of the run, at any step."""
+
+
+def labels(run: Quantizes) -> list[str]:
+    """Return the versions and options of the quantizers that are types of a run."""
+    types = run.all_types
+    return [plugin.label for plugin in run.plugins if plugin.name in types]
+
+
+def toml_rows(plugins: Iterable[RunPlugin]) -> dict[str, dict[str, Any]]:
+    """Return [plugins] of quant.toml."""
+    return {plugin.name: plugin.row().as_table() for plugin in plugins}
 
 
 def declare_rows(plugins: Iterable[Any]) -> None:
@@ -210,8 +240,8 @@ def split_option(text: str) -> tuple[str, str, str]:
 def _value(text: str, word: str, default: Any) -> Any:
     """Return a word as a value of the default's type."""
     kind = type(default)
-    if kind is bool and word in _SWITCHES:
-        return _SWITCHES[word]
+    if kind is bool and word in SWITCHES:
+        return SWITCHES[word]
     try:
         if kind is not bool and is_value(value := kind(word)):
             return value
@@ -234,28 +264,6 @@ def used(plugins: Iterable[RunPlugin], types: Collection[str]) -> tuple[RunPlugi
     plugins = tuple(plugins)
     files = {plugin.file for plugin in plugins if plugin.name in types}
     return tuple(plugin for plugin in plugins if plugin.file in files)
-
-
-def refuse_unused(files: Iterable[Path], options: Iterable[str], runs: Sequence[Quantizes]) -> None:
-    """Raise PluginError for a file or an option that no run uses.
-
-    An option is used if its quantizer is a type of a run.
-    """
-    sources = {plugin.source for run in runs for plugin in run.plugins}
-    for file in files:
-        if Path(realpath(file)) not in sources:
-            names = " and ".join(declare_file(file))
-            raise PluginError(
-                f"--plugin {file} changes nothing: no operand is of type {names}",
-                expected="a mode, a recipe or a schedule with this type",
-            )
-    types = {name for run in runs for name in run.all_types}
-    for text in options:
-        if (name := split_option(text)[0]) not in types:
-            raise PluginError(
-                f"--plugin-option {text} changes nothing: no operand is of type {name}",
-                expected="an option of a quantizer that is used",
-            )
 
 
 def copy_files(plugins: Iterable[RunPlugin], folder: RunFolder) -> None:

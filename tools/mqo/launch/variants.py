@@ -10,14 +10,13 @@ from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.effects import quant_config, unread_excludes, unread_options, unread_schedules
-from mqo.launch.options import OPTIONS, split
+from mqo.launch.options import OPTIONS, SWITCHES, split
 from mqo.launch.plugins import chosen_option, shown
 from mqo.matrix import tables
 from mqo.quant.plugins import PLUGINS
 from mqo.recipes import recipe as recipes
 
 SCHEDULE = "schedule"
-_SWITCHES = {"true": True, "false": False}
 
 
 @dataclass(frozen=True)
@@ -181,9 +180,9 @@ def _value(axis: str, name: str, word: str) -> Any:
         return () if word == tables.NONE else (word,)
     kind = OPTIONS[name].kind
     if kind is bool:
-        if word not in _SWITCHES:
+        if word not in SWITCHES:
             raise MqoError(f"--axis {axis} has the value '{word}'", expected="true or false")
-        return _SWITCHES[word]
+        return SWITCHES[word]
     if kind is int and not word.isdecimal():
         raise MqoError(
             f"--axis {axis} has the value '{word}'", expected="whole numbers such as 16,32"

@@ -207,7 +207,7 @@ _TABLES = (*_CHECKS, "operands", "rules", "plugins")
 def current() -> QuantConfig:
     """Return this process's options: from the file that MQO_QUANT_CONFIG names, or the defaults.
 
-    This runs the code of the run's custom quantizers: a command has started this process for a run.
+    This runs the files in [plugins]: a command has started this process for the run that has them.
 
     Raises:
         QuantizerError: a file of quantizers cannot be run, or declares something else.

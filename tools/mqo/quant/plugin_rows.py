@@ -10,6 +10,8 @@ from typing import Any
 from mqo.quant.formats import QUANT_TYPES
 from mqo.quant.plugins import PLUGINS, Options, Plugin, register_plugin
 
+_SHOWN = 6  # digits of a digest in labels
+
 
 def check_free(name: str) -> None:
     """Raise ValueError if a quantizer has the name of a type of mqo."""
@@ -31,7 +33,7 @@ class PluginRow:
     """A row of [plugins] in quant.toml: a quantizer of a run.
 
     Attributes:
-        file: the file that defines it, relative to quant.toml; None where no function is called.
+        file: the file that defines it, relative to quant.toml; None if no function is called.
         digest: a hash of this file and of the local modules that it imports.
         declared: what it declares.
         options: its options that differ from the defaults.
@@ -41,6 +43,11 @@ class PluginRow:
     digest: str = ""
     declared: Options = field(default_factory=dict)
     options: Options = field(default_factory=dict)
+
+    @property
+    def version(self) -> str:
+        """The start of the digest, which names the version in labels."""
+        return self.digest[:_SHOWN]
 
     def declare(self, name: str) -> None:
         """Make the quantizer a type; raise ValueError for an invalid row."""
@@ -61,6 +68,6 @@ class PluginRow:
         plugin.with_defaults(self.options)
         declare(plugin)
 
-    def row(self) -> dict[str, Any]:
+    def as_table(self) -> dict[str, Any]:
         """Return the row for quant.toml, without empty values."""
         return {f.name: value for f in fields(self) if (value := getattr(self, f.name))}

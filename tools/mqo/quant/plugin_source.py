@@ -56,8 +56,9 @@ def _plugin(path: Path, call: ast.Call) -> Plugin:
     except (ValueError, TypeError):
         raise ValueError(f"{where} has an argument that is not a literal") from None
     names += [given.pop("name")] if "name" in given else []
-    if given.get("options", ()) is None:  # the decorator's default
-        del given["options"]
+    for name in ("options", "state"):
+        if given.get(name, ()) is None:  # the decorator's default
+            del given[name]
     unknown = given.keys() - _FIELDS.keys()
     try:
         if unknown or len(names) != 1:

@@ -29,6 +29,7 @@ class PluginStates:
 
     def __init__(self) -> None:
         self.is_fixed = False
+        self._ignored = False  # notes
         self._states: dict[Key, Values] = {}
         self._notes: dict[Key, Values] = {}
 
@@ -40,10 +41,17 @@ class PluginStates:
     def note(self, plugin: Plugin, operand: Operand, notes: Iterable[tuple[str, Tensor]]) -> None:
         """Keep the largest of the values that were noted for an operand, element by element."""
         if self.is_fixed:
+            self._ignored = True
             return
         kept = self._notes.setdefault((plugin.name, *operand), {})
         for name, value in notes:
             _keep_largest(kept, name, value)
+
+    def resume(self) -> None:
+        """Keep notes again, after an evaluation."""
+        if self._ignored:
+            weights.clear()  # the evaluation did not note those that it rounded
+        self.is_fixed = self._ignored = False
 
     def begin_step(self) -> None:
         """Drop notes that a validation may have left."""

@@ -26,16 +26,10 @@ Options = Mapping[str, Any]  # of a quantizer: each value is a bool, int, float 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BLOCKS = range(1, 4097)
-# Words that stand for no type, or for another one, where a type is named.
+# Words with another meaning in the places that name a type.
 _RESERVED = ("all", "bf16", "fp16", "fp32", "none", "source", "then", "until")
-
-
 MOST_VALUES = 1024  # of a state
 _CODE = ("name", "function", "update", "estimate")  # fields that are not declared
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and is_value(value)
 
 
 def is_value(value: object) -> bool:
@@ -45,6 +39,10 @@ def is_value(value: object) -> bool:
     if type(value) is int:
         return abs(value) < 1 << 63
     return type(value) is bool or (type(value) is float and isfinite(value))
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and is_value(value)
 
 
 def is_name(name: str) -> bool:
@@ -98,7 +96,6 @@ class Plugin:
                     f"invalid option {name!r} = {value!r} of {self.name}; valid: a name, and a "
                     "bool, int, finite float or printable str"
                 )
-
         if not isinstance(self.state, Mapping):
             raise ValueError(f"invalid state of {self.name}; valid: a dict of initial values")
         for name, value in self.state.items():
@@ -137,8 +134,8 @@ class Plugin:
             matches = type(value) is kind or (type(value), kind) == (int, float)
             if not (matches and is_value(value)):
                 raise ValueError(
-                    f"{name} = {value!r} of {self.name} is no {kind.__name__}; valid: values like "
-                    f"{self.options[name]!r}"
+                    f"{name} = {value!r} of {self.name} is not of type {kind.__name__}; valid: "
+                    f"values like {self.options[name]!r}"
                 )
         values = {n: type(v)(chosen.get(n, v)) for n, v in self.options.items()}
         return dict(sorted(values.items()))

@@ -130,10 +130,12 @@ class ModelQuantization(Quantization):
         trains = layer.training or torch.is_grad_enabled()
         if trains or not torch.distributed.is_initialized():  # some ranks may not evaluate
             self._end_step()
-        self._count_step()
-        if trains and self.states.is_fixed:
-            weights.clear()  # an evaluation did not note those that it rounded
-        self.states.is_fixed = not trains
+        else:
+            self._count_step()
+        if trains:
+            self.states.resume()
+        else:
+            self.states.is_fixed = True
         if not self.options.is_random:
             return
         if trains:

@@ -13,11 +13,9 @@ from mqo.launch.effects import quant_config, unread_excludes
 from mqo.launch.naming import folder_part
 from mqo.launch.plugins import (
     NO_PLUGINS,
-    SHOWN,
     PluginChoice,
     check_known,
     declare_files,
-    refuse_unused,
     split_option,
 )
 from mqo.launch.prepare import check_config
@@ -37,7 +35,8 @@ class Job:
     def label(self) -> str:
         """Return the name for tables, with the versions of custom quantizers."""
         quant = self.config.quantization
-        digests = [p.digest[:SHOWN] for p in quant.plugins if p.name in quant.all_types]
+        types = quant.all_types
+        digests = [p.row().version for p in quant.plugins if p.name in types]
         name = " ".join([self.name, *dict.fromkeys(digests)])
         return name + self.config.mode_label.removeprefix(quant.name)
 
@@ -97,9 +96,7 @@ def jobs(
         name = f"{folder_part(experiment.model_name)}_{experiment.dataset.name}_{way.name}"
         name += "" if seed is None else f"_seed{seed}"
         _add(result, Job(name, config))
-    refuse_unused(
-        plugins.files, plugins.options, [job.config.quantization for job in result.values()]
-    )
+    plugins.refuse_unused([job.config.quantization for job in result.values()])
     return list(result.values())
 
 

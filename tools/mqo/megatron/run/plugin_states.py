@@ -16,9 +16,10 @@ _args: Namespace | None = None
 def begin_step(args: Namespace) -> None:
     """Prepare a step: notes of a validation before it do not count."""
     global _args
-    _args = args
     PROCESS.states.begin_step()
-    _store()
+    if _args is not args:  # later steps end with their states in it
+        _args = args
+        _store()
 
 
 def end_step(iteration: int) -> None:
@@ -31,7 +32,7 @@ def load_states(saved: Namespace, is_fixed: bool = False) -> None:
     """Take the states from the arguments in a checkpoint; with `is_fixed` they stay as they are.
 
     Raises:
-        CheckpointError: they are damaged, or are not those of the run's quantizers.
+        CheckpointError: they are damaged, or do not fit the quantizers here.
     """
     current()  # it runs the files of the quantizers
     PROCESS.states.is_fixed = is_fixed

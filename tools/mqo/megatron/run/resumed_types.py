@@ -14,7 +14,6 @@ ROWS = "mqo_operands"
 # A third one: {custom quantizer: its version and its options}; only of runs with one.
 PLUGINS = "mqo_plugins"
 
-DIGITS = 6  # of a version
 _PLAIN = "the type of its site"
 _of_checkpoint: dict[str, str] = {}
 _rows_of_checkpoint: dict[str, str] | None = None
@@ -86,9 +85,7 @@ def _versions(options: QuantConfig) -> dict[str, str]:
     """Return the version and the options of each custom quantizer, as text."""
     rows = {name: row for name, row in options.plugins.items() if name in options.own_types()}
     return {
-        name: ", ".join(
-            [f"version {row.digest[:DIGITS]}", *(f"{k} {v}" for k, v in row.options.items())]
-        )
+        name: ", ".join([f"version {row.version}", *(f"{k} {v}" for k, v in row.options.items())])
         for name, row in rows.items()
     }
 
