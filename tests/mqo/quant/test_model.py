@@ -237,7 +237,7 @@ def test_the_options_of_the_caller_override_those_of_a_recipe(model, mine):
         ("mxfp8", {"mine": {"factor": 3.0}}, "'mine'; valid: none"),
         ("mxfp8", {"mxfp8": {"block": 16}}, "'mxfp8'; valid: none"),
         ("mine", {"mine": {"fcator": 3.0}}, "unknown option 'fcator' of mine; valid: factor"),
-        ("mine", {"mine": {"factor": "3"}}, "'3' of mine is no float"),
+        ("mine", {"mine": {"factor": "3"}}, "factor = '3' of mine"),
         ("mine", {"mine": 3}, "plugin_options of mine are 3"),
     ],
 )
