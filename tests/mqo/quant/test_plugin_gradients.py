@@ -132,8 +132,6 @@ def test_it_must_exist_and_be_declared():
         "[asked]\npv = 'clipped'",
         "[asked]\ndgrad = 'clipped'",
         "[asked]\nfprop = 'none'\nwgrad = 'clipped'",
-        "[asked]\nfprop = 'clipped'\n[operands]\n'fprop.x' = { hadamard = 16 }\n"
-        "'fprop.weight' = { hadamard = 16 }",
         "[asked]\nfprop = 'clipped'\n[operands]\n'fprop.weight' = { gain = 0.75 }",
     ],
 )

@@ -265,8 +265,8 @@ def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
     copies = set()
     for site in (formats.SITES[name] for name in ("fprop", "dgrad")):
         quant_type = types.get(site.name, NONE)
-        if options.operand_type(site.name, "weight", "", quant_type) != NONE:
-            spec = options.operand_spec(site.name, "weight", "", quant_type)
+        spec = options.operand_spec(site.name, "weight", "", quant_type)
+        if spec.is_quantized:
             copies.add((spec, None if spec.is_same_along_all_axes else site.rhs_axis))
     return sum(width if spec.gain == 1.0 else FP32 for spec, _ in copies)
 

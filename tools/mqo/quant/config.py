@@ -11,6 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from mqo.quant import excludes
 from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
 from mqo.quant.operand_table import (
+    FPROP,
     PLAIN,
     LayerRule,
     OperandRow,
@@ -103,10 +104,14 @@ class QuantConfig(Options):
     def operand_type(self, site: str, operand: str, layer: str, quant_type: str) -> str:
         """Return the format of an operand of `layer` if the site's type is `quant_type`.
 
-        It is 'none' if the operand is not quantized, as in an excluded layer. Raise ValueError if
-        no row gives the type of an operand of a 'mixed' site.
+        It is 'none' if the operand is not quantized, as in an excluded layer, and that of fprop if
+        it has only the values of fprop. Raise ValueError if no row gives the type of an operand of
+        a 'mixed' site.
         """
-        return self.operand_spec(site, operand, layer, quant_type).spec.quant_type
+        operand_spec = self.operand_spec(site, operand, layer, quant_type)
+        if operand_spec.source and not operand_spec.is_quantized:
+            return self.operand_type(FPROP, operand, layer, self.asked.get(FPROP, NONE))
+        return operand_spec.spec.quant_type
 
     @_memoized
     def operand_spec(self, site: str, operand: str, layer: str, quant_type: str) -> OperandSpec:
@@ -132,7 +137,7 @@ class QuantConfig(Options):
             )
         hadamard = Hadamard(row.hadamard, row.signs or "fixed") if row.hadamard else None
         smooth = self.smooth_key and name == "qk.key" and kind != NONE
-        return OperandSpec(self._spec(kind, row), hadamard, row.gain, smooth)
+        return OperandSpec(self._spec(kind, row), hadamard, row.gain, smooth, row.source)
 
     def _spec(self, quant_type: str, row: OperandRow) -> QuantSpec:
         plugin = self.plugins.get(quant_type)
@@ -190,7 +195,7 @@ class QuantConfig(Options):
             for site_type in types:
                 for ruled in (None, *rules):
                     operand_spec = self.spec_in(site.name, operand, site_type, ruled)
-                    if operand_spec.spec.quant_type != NONE:
+                    if operand_spec.is_quantized:
                         yield operand, operand_spec
 
 
@@ -254,8 +259,34 @@ def parse(text: str) -> QuantConfig:
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
     parts = {"asked": types, "schedule": schedule, "operands": operands, "rules": rules}
     config = QuantConfig(**parts, plugins=plugins, **(options | lists))
+    check_sources(config)
     _check_own_types(config)
     return config
+
+
+def check_sources(config: QuantConfig) -> None:
+    """Raise ValueError for a source in a site or a phase where fprop has not its own type."""
+    of_fprop = config.phases(FPROP)
+    for name, row in config.operands.items():
+        site = name.partition(".")[0]
+        if not row.source:
+            continue
+        if config.asked.get(site, NONE) == NONE or config.asked.get(FPROP, NONE) == NONE:
+            raise ValueError(
+                f"{name} has source = '{FPROP}'; valid: types other than 'none' for {FPROP} and "
+                f"{site}"
+            )
+        phases = config.phases(site)
+        same = [p.until for p in of_fprop] == [p.until for p in phases] and all(
+            of_fprop[i].quant_type == config.asked[FPROP]
+            for i, phase in enumerate(phases)
+            if phase.quant_type == config.asked[site]  # the row applies
+        )
+        if not same:
+            raise ValueError(
+                f"{name} has source = '{FPROP}', and the schedules of {FPROP} and {site} differ; "
+                "valid: the same steps for both, as in 'linear: TYPE until 0.8, then bf16'"
+            )
 
 
 def _check_own_types(config: QuantConfig) -> None:
@@ -284,10 +315,10 @@ def _check_estimators(config: QuantConfig) -> None:
     for name, row in config.operands.items():
         if name.startswith("fprop."):
             of_fprop |= {row.quant_type} if row.quant_type else set()
-            if (row.hadamard or row.gain != 1.0) and _estimators(config, of_fprop):
+            if row.gain != 1.0 and _estimators(config, of_fprop):
                 raise ValueError(
-                    f"{name} is transformed before it is rounded, and a quantizer with an estimator"
-                    " computes the gradient of what it rounds; valid: no hadamard, no gain"
+                    f"{name} has a gain, and a quantizer with an estimator computes the gradient "
+                    "of what it rounds; valid: no gain"
                 )
     if own := _estimators(config, types["qk"] | types["pv"]):
         raise ValueError(f"{own} has an estimator; valid: linear layers, not qk or pv")

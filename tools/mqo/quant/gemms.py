@@ -32,12 +32,14 @@ from mqo.quant.backend import fake_quantize, is_fake
 from mqo.quant.config import QuantConfig
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
-from mqo.quant.hadamard import transform
+from mqo.quant.hadamard import inverse, transform
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
+from mqo.quant.operand_table import FPROP
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
 from mqo.quant.plugin_calls import call
 from mqo.quant.plugin_gradients import estimated
+from mqo.quant.plugin_states import Operand
 from mqo.quant.products import Alphas, is_known, with_alphas
 from mqo.quant.quantization import PROCESS, Quantization
 from mqo.quant.rounded import Rounded
@@ -193,9 +195,19 @@ class QuantizedOperands(GemmOperands):
         if not self.has_estimator(side):
             return grad
         operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
-        spec, model = self._operand_spec(operand).spec, self.quantization
-        key = (self.site.name, self.layer, operand)
-        return estimated(grad, original, spec, axis, key, model.progress.step, model.states)
+        operand_spec, model = self._operand_spec(operand), self.quantization
+        turned, seed = operand_spec.hadamard, self._sign_seed(operand_spec.hadamard)
+        of_rounded, x = grad, original
+        if turned:
+            of_rounded, x = (
+                transform(t.float(), turned, axis=axis, seed=seed) for t in (grad, original)
+            )
+        key, step = (self.site.name, self.layer, operand), model.progress.step
+        result = estimated(of_rounded, x, operand_spec.spec, axis, key, step, model.states)
+        if turned:
+            size = grad.shape[axis]
+            result = inverse(result, turned, axis=axis, size=size, seed=seed).to(grad.dtype)
+        return result
 
     def _straight_through(self, tensor: Tensor, side: str) -> Tensor:
         operand = getattr(self.site, side)
@@ -207,7 +219,7 @@ class QuantizedOperands(GemmOperands):
                 "attention in chunks, which --unnormalized-probs needs: use `--attention-backend "
                 "auto`, without dropout, sliding window and softmax offset"
             )
-        if spec.quant_type == NONE and operand_spec.hadamard is None:
+        if not operand_spec.changes:
             return tensor
         quantize = partial(self._quantize, side, operand_spec)
         if spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
@@ -216,6 +228,21 @@ class QuantizedOperands(GemmOperands):
 
     def _quantize(self, side: str, operand_spec: OperandSpec, original: Tensor) -> Tensor:
         """Return one operand, quantized; set its alpha if operands exclude alphas."""
+        operand = getattr(self.site, side)
+        key = (self.site.name, self.layer, operand)
+        if operand_spec.is_only_source:
+            rounded = self._in_fprop(operand, original, key)
+        else:
+            rounded = self._rounded(side, operand_spec, original, key)
+        if self.alphas:
+            setattr(self.alphas, side, rounded.alpha)
+            return rounded.tensor.to(original.dtype)
+        return rounded.value().to(original.dtype)
+
+    def _rounded(
+        self, side: str, operand_spec: OperandSpec, original: Tensor, recorded: Operand | None
+    ) -> Rounded:
+        """Return one operand, quantized, without its gain; record it as `recorded`."""
         operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
         key, spec = (self.site.name, self.layer, operand), operand_spec.spec
         keeps = isinstance(original, Parameter) and self.options.cache_weights
@@ -224,11 +251,17 @@ class QuantizedOperands(GemmOperands):
 
         @functools.cache
         def prepared() -> tuple[Tensor, Tensor | None]:
-            return self._prepared(operand, operand_spec, axis, original)
+            source = original
+            if operand_spec.source:
+                named = None if operand_spec.is_quantized else recorded
+                source = self._in_fprop(operand, original, named).value()
+            return self._prepared(operand, operand_spec, axis, source)
 
         def make(out: Tensor | None = None) -> Rounded:
             x, own_amax = prepared()
-            if not operand_spec.is_plain:  # `x` is new: overwrite it unless it is measured
+            if operand_spec.source:
+                out = None
+            elif not operand_spec.is_plain:  # `x` is new: overwrite it unless it is measured
                 out = None if self.quantization.recorder.measuring else x
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
@@ -248,17 +281,39 @@ class QuantizedOperands(GemmOperands):
             rounded = make()
         if self.options.check_nan:
             check_rounding(*key, spec.quant_type, original, rounded.tensor)
-        if spec.quant_type != NONE:
+        if operand_spec.is_quantized and recorded:
             measured = prepared()[0] if self.quantization.recorder.measuring else original
-            self.quantization.recorder.observe(*key, spec, axis, measured, rounded, dump=original)
-        return self._without_gain(side, operand_spec.gain, rounded).to(original.dtype)
+            self.quantization.recorder.observe(
+                *recorded, spec, axis, measured, rounded, dump=original
+            )
+        return rounded._replace(alpha=rounded.alpha / operand_spec.gain)
 
-    def _without_gain(self, side: str, gain: float, rounded: Rounded) -> Tensor:
-        """Return an operand divided by its gain, which becomes part of an alpha."""
-        if self.alphas:
-            setattr(self.alphas, side, rounded.alpha / gain)
-            return rounded.tensor
-        return rounded.tensor if gain == 1.0 else rounded.tensor * (1.0 / gain)
+    def _in_fprop(self, operand: str, original: Tensor, recorded: Operand | None) -> Rounded:
+        """Return the values to which fprop rounded an operand of backward, as it rounds it again.
+
+        They have no transform any more. `recorded` is the name for the records, None for none.
+        """
+        options, site = self.options, SITES[FPROP]
+        quant_type = self.quantization.scheduled(FPROP, options.asked.get(FPROP, NONE))
+        if quant_type == NONE or options.is_excluded(FPROP, self.layer):
+            return Rounded(original)
+        alphas = Alphas() if self.alphas else None
+        fprop = replace(self, site=site, quant_type=quant_type, alphas=alphas)
+        operand_spec = fprop._operand_spec(operand)
+        if not operand_spec.changes:
+            return Rounded(original)
+        if operand == site.lhs and options.save_activations == "packed":  # it was saved so
+            if recorded:
+                self.quantization.recorder.count(*recorded, operand_spec.spec.quant_type)
+            return Rounded(original)
+        side = "lhs" if operand == site.lhs else "rhs"
+        rounded = fprop._rounded(side, operand_spec, original, recorded)
+        if turned := operand_spec.hadamard:
+            axis, seed = getattr(site, f"{side}_axis"), fprop._sign_seed(turned)
+            size = original.shape[axis]
+            back = inverse(rounded.tensor.float(), turned, axis=axis, size=size, seed=seed)
+            rounded = rounded._replace(tensor=back)
+        return rounded
 
     def _operand_spec(self, operand: str) -> OperandSpec:
         return self.options.operand_spec(self.site.name, operand, self.layer, self.quant_type)

@@ -18,6 +18,7 @@ for a device, next to those of `fake_quantize`, give the same bits for finite va
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from math import sqrt
 from typing import Any
@@ -98,6 +99,17 @@ def transform(
     else:
         _transform(x, out, hadamard, axis, seed, amax)
     return out
+
+
+@torch.no_grad()
+def inverse(x: Tensor, hadamard: Hadamard, *, axis: int, size: int, seed: int | None) -> Tensor:
+    """Return y of length `size` along `axis`, for x = transform(y, ...) with the same arguments.
+
+    It is exact except for the rounding of the sums to the dtype of `x`.
+    """
+    y = transform(x, replace(hadamard, signs="none"), axis=axis).movedim(axis, -1)
+    signs = signs_of(hadamard, seed).to(y).repeat(y.shape[-1] // hadamard.points)
+    return (y * signs)[..., :size].movedim(-1, axis)
 
 
 def _check_arguments(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> None:

@@ -5,6 +5,7 @@
     [operands]
     "fprop.weight" = { tile = "square" }
     "wgrad.grad" = { rounding = "stochastic", hadamard = 16 }
+    "wgrad.x" = { source = "fprop" }
     [[rules]]
     layers = "linear:decoder.layers.0.*"
     quant_type = "none"
@@ -34,12 +35,16 @@ from mqo.quant.formats import (
 
 OPERANDS = tuple(f"{s.name}.{operand}" for s in SITES.values() for operand in (s.lhs, s.rhs))
 LEAST_GAIN = 2.0**-10
+FPROP = "fprop"
+# The operands of the backward pass that the forward pass rounds, too.
+_ROUNDED_IN_FPROP = ("dgrad.weight", "wgrad.x")
 _VALID: dict[str, tuple[Any, ...]] = {
     "tile": TILES,
     "scale_rule": SCALE_RULES,
     "rounding": ROUNDINGS,
     "hadamard": HADAMARD_POINTS,
     "signs": HADAMARD_SIGNS,
+    "source": (FPROP,),
 }
 
 
@@ -49,7 +54,9 @@ class OperandRow:
 
     quant_type: the operand's type; 'none' leaves it unquantized. hadamard: the points of the
     transform along the contraction axis; signs: its signs. Both are equal for both operands of a
-    GEMM. gain: the factor before rounding; the result is divided by it.
+    GEMM. gain: the factor before rounding; the result is divided by it. source: 'fprop' takes the
+    values to which the forward pass rounded the operand, and rounds them again unless the type is
+    'none'.
     """
 
     quant_type: str | None = None
@@ -59,6 +66,7 @@ class OperandRow:
     hadamard: int | None = None
     signs: str | None = None
     gain: float = 1.0
+    source: str | None = None
 
     def __post_init__(self) -> None:
         if self.quant_type is not None:
@@ -113,6 +121,12 @@ def parse_operands(table: object) -> dict[str, OperandRow]:
 
 def _check_operands(rows: Mapping[str, OperandRow]) -> None:
     """Raise ValueError unless the rows of a GEMM's two operands are compatible."""
+    for name, row in rows.items():
+        if row.source and name not in _ROUNDED_IN_FPROP:
+            raise ValueError(
+                f"{name} has a source, and is no operand of backward that the forward pass rounds; "
+                f"valid: source for {' and '.join(_ROUNDED_IN_FPROP)}"
+            )
     for site in SITES.values():
         lhs, rhs = (rows.get(f"{site.name}.{op}", PLAIN) for op in (site.lhs, site.rhs))
         if (lhs.hadamard, lhs.signs) != (rhs.hadamard, rhs.signs):

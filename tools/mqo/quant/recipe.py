@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from mqo.quant import excludes, formats, operand_table, table
-from mqo.quant.config import QuantConfig, check_packed
+from mqo.quant.config import QuantConfig, check_packed, check_sources
 from mqo.quant.formats import NONE, check_choice
 from mqo.quant.frozen_model import FrozenModel
 from mqo.quant.options import OPTIONS
@@ -162,6 +162,7 @@ class Recipe(FrozenModel):
             check_choice("quantizer of the recipe", name, sorted(self.own_types()))
             PLUGINS[name].with_defaults(chosen)
         self.resolved()
+        check_sources(self.config())
         self._check_used()
         check_packed(self.options, self.operands.get("fprop.x", operand_table.PLAIN))
         return self
@@ -315,7 +316,7 @@ def _idle(row: OperandRow, types: set[str]) -> str:
     if row.signs and row.hadamard is None:
         return f"signs = '{row.signs}' needs a transform, and hadamard is not set"
     if not row_formats and (
-        unread := sorted(row.chosen.keys() - {"quant_type", "hadamard", "signs"})
+        unread := sorted(row.chosen.keys() - {"quant_type", "hadamard", "signs", "source"})
     ):
         return f"{', '.join(unread)} needs a quantized operand, and its type is 'none'"
     kinds = ", ".join(sorted(types - {NONE}))

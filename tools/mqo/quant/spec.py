@@ -166,18 +166,35 @@ class OperandSpec:
     Apart from rounding, the product of both operands equals the unquantized product: the rounded
     operand is divided by the gain, and the other operand has the same transform. With `smooth`, the
     mean along axis 0 is subtracted and not added back. For keys this shifts each row of scores by a
-    constant, which does not change the softmax.
+    constant, which does not change the softmax. `source` is 'fprop' if the values to which the
+    forward pass rounded the operand take its place; type 'none' does not round them again.
     """
 
     spec: QuantSpec
     hadamard: Hadamard | None = None
     gain: float = 1.0
     smooth: bool = False
+    source: str | None = None
 
     @property
     def is_plain(self) -> bool:
         """Whether the operand has no gain, transform or smoothing."""
         return self.hadamard is None and self.gain == 1.0 and not self.smooth
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the operand has a type of its own."""
+        return self.spec.quant_type != NONE
+
+    @property
+    def is_only_source(self) -> bool:
+        """Whether the operand is its source, unchanged."""
+        return self.source is not None and self.is_plain and not self.is_quantized
+
+    @property
+    def changes(self) -> bool:
+        """Whether the values for the GEMM differ from the operand's."""
+        return self.is_quantized or self.hadamard is not None or self.source is not None
 
     @property
     def longest_block(self) -> int:

@@ -60,6 +60,8 @@ class Entry:
         if spec.quant_type != NONE:
             words += [spec.tile_text, str(spec.rounding)]
             words += [spec.scale_rule] if spec.format.is_mx else []
+        if self.operand_spec.source:
+            words[0] = f"{words[0]} of {self.operand_spec.source}"
         if turned := self.operand_spec.hadamard:
             words.append(f"hadamard {turned.points} {turned.signs}")
         words += [] if self.operand_spec.gain == 1.0 else [f"gain {self.operand_spec.gain:g}"]
@@ -84,7 +86,7 @@ def entries(
         for site_type, ruled in _types(config, site, layers, steps):
             for operand in (site.lhs, site.rhs):
                 entry = _entry(config, site, operand, site_type, ruled)
-                if entry.operand_spec.spec.quant_type != NONE or entry.operand_spec.hadamard:
+                if entry.operand_spec.changes:
                     result.add(entry)
     return frozenset(result)
 
@@ -220,7 +222,7 @@ def _entry(
     config: QuantConfig, site: GemmSite, operand: str, site_type: str, ruled: str | None
 ) -> Entry:
     operand_spec = config.spec_in(site.name, operand, site_type, ruled)
-    is_quantized = operand_spec.spec.quant_type != NONE
+    is_quantized = operand_spec.is_quantized
     draws_signs = operand_spec.hadamard is not None and operand_spec.hadamard.signs == "random"
     is_random = draws_signs or (is_quantized and operand_spec.spec.rounding == "stochastic")
     return Entry(
@@ -233,7 +235,7 @@ def _entry(
         draws_once=config.cache_weights and (operand == "weight" or draws_signs),
         packed=config.save_activations == "packed" and (site.name, operand) == ("fprop", "x"),
         unnormalized=config.unnormalized_probs and is_quantized and operand == "probs",
-        recorded=(config.every, config.dump) if is_quantized else (0, ()),
+        recorded=(config.every, config.dump) if is_quantized or operand_spec.source else (0, ()),
     )
 
 

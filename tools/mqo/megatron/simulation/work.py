@@ -101,7 +101,11 @@ class TaggedOperands:
 def quant_type_of(operands: Any, side: str) -> str:
     """Return the quant type of one operand of a GEMM; "none" if it is not quantized."""
     site = getattr(operands, "site", None)
-    return "none" if site is None else operands._operand_spec(getattr(site, side)).spec.quant_type
+    if site is None:
+        return "none"
+    return operands.options.operand_type(
+        site.name, getattr(site, side), operands.layer, operands.quant_type
+    )
 
 
 def tagging(real: Callable[..., Any], tags: Tags) -> Callable[..., Any]:
