@@ -33,6 +33,15 @@ OPTIONS = {
         "cache_weights": True,
     },
     "packed": {"types": "mxfp8", "save_activations": "packed"},
+    "source": {
+        "types": "nvfp4",
+        "operands": {
+            "fprop.x": STOCHASTIC,
+            "fprop.weight": STOCHASTIC,
+            "dgrad.weight": OperandRow(source="fprop"),
+            "wgrad.x": OperandRow(source="fprop", quant_type="none"),
+        },
+    },
 }
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 

@@ -58,3 +58,17 @@ def test_a_printed_file_is_the_recipe(tmp_path):
 )
 def test_a_run_says_what_stays_out(name, said):
     assert kept_out(recipes.read(name), 16) == said
+
+
+def test_operands_that_the_forward_pass_rounded_are_named(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'types = { fprop = "mxfp8", dgrad = "mixed" }\n[operands]\n'
+        '"dgrad.grad" = { quant_type = "none" }\n'
+        '"dgrad.weight" = { quant_type = "none", source = "fprop" }\n'
+    )
+    assert "rounded in fprop before: dgrad.weight\n" in printed("show", str(path))
+    rows = json.loads(printed("show", str(path), "--json"))["operands"]
+    assert [row.get("source") for row in rows if row["operand"] == "weight"] == [
+        *(None, "fprop", None)
+    ]

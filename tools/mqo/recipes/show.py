@@ -8,6 +8,7 @@ from typing import Any
 
 from mqo.matrix.tables import NONE, Model
 from mqo.quant.formats import format_of
+from mqo.quant.operand_table import FPROP
 from mqo.quant.recipe import OUTPUT_LAYER, Recipe, Rule
 
 WIDTH = 80
@@ -20,7 +21,9 @@ def resolved(recipe: Recipe) -> list[dict[str, Any]]:
 
 def _row(site: str, operand: str, operand_spec: Any) -> dict[str, Any]:
     row = {"site": site, "operand": operand, "type": operand_spec.spec.quant_type}
-    is_none = operand_spec.spec.quant_type == NONE
+    if operand_spec.source:
+        row["source"] = operand_spec.source
+    is_none = not operand_spec.is_quantized
     if is_none and operand_spec.hadamard is None:
         return row
     spec, turned = operand_spec.spec, operand_spec.hadamard
@@ -35,9 +38,12 @@ def recipe_lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
     yield from _wrapped("source", recipe.source)
     yield ""
     yield f"{'':14}{'type':17}{'tile':9}{'rounding':13}{'scale':7}{'hadamard':11}gain"
-    for row in resolved(recipe):
+    rows = resolved(recipe)
+    for row in rows:
         yield _line(row)
     yield ""
+    if named := [f"{row['site']}.{row['operand']}" for row in rows if "source" in row]:
+        yield from _wrapped(f"rounded in {FPROP} before", ", ".join(named))
     head = [] if recipe.output_layer else [OUTPUT_LAYER]
     yield from _wrapped("unquantized", ", ".join([*head, "routers"]))
     yield from _wrapped("not in the recipe", "attention; use --quantization")
