@@ -6,6 +6,8 @@ import pytest
 import torch
 from mqo.megatron.simulation.watch import Watch
 from mqo.megatron.simulation.work import Tag, Tags, Works, tagging
+from mqo.quant.backend import fake_quantize
+from mqo.quant.gemms import gemm_operands
 from torch.nn.functional import scaled_dot_product_attention
 
 
@@ -110,14 +112,19 @@ def test_what_autograd_multiplies_is_named_after_its_forward():
 
 
 def test_quantized_operands_are_tagged_with_what_they_are_rounded_to():
-    site = SimpleNamespace(lhs="x", rhs="weight")
-    spec = SimpleNamespace(spec=SimpleNamespace(quant_type="hif4"))
-    real = SimpleNamespace(
-        site=site, _operand_spec=lambda operand: spec, lhs=torch.exp, rhs=torch.neg, save="kept"
+    tags = Tags()
+    operands = tagging(gemm_operands, tags)("fprop", "hif4", SimpleNamespace(mqo_layer="a"))
+    x = operands.lhs(torch.ones(2, 2))
+    assert x.equal(fake_quantize(torch.ones(2, 2), "hif4"))
+    assert tags.get(x) == Tag("fprop", "a", "hif4") == tags.latest["fprop"]
+    assert operands.site.name == "fprop"
+
+
+def test_an_operand_with_the_values_of_fprop_has_its_type(options):
+    options(
+        '[asked]\nfprop = "hif4"\ndgrad = "mixed"\n[operands]\n'
+        '"dgrad.weight" = { quant_type = "none", source = "fprop" }\n'
     )
     tags = Tags()
-    operands = tagging(lambda *args: real, tags)("fprop", "hif4", SimpleNamespace(mqo_layer="a"))
-    x = operands.lhs(torch.zeros(2, 2))
-    assert x.tolist() == torch.ones(2, 2).tolist()
-    assert tags.get(x) == Tag("fprop", "a", "hif4") == tags.latest["fprop"]
-    assert operands.save == "kept"
+    operands = tagging(gemm_operands, tags)("dgrad", "mixed", SimpleNamespace(mqo_layer="a"))
+    assert tags.get(operands.rhs(torch.ones(2, 2))) == Tag("dgrad", "a", "hif4")
