@@ -13,5 +13,5 @@ def test_the_quantizers_of_the_page_pass_their_checks(tmp_path):
     file = tmp_path / "page.py"
     file.write_text("\n".join(BLOCKS))
     reports = check_file(file)
-    assert [report.name for report in reports] == ["mine", "held", "clipped"]
+    assert [report.name for report in reports] == ["mine", "held", "clipped", "centered"]
     assert [str(report) for report in reports if not report.passed] == []

@@ -174,14 +174,14 @@ def compare(spec, seen, whole, *, exact=True):
     """Hold a rank's operands against those that one process makes of the gathered shards."""
     assert seen.operands.keys() == whole.operands.keys()
     narrower, spec = 0, without_alpha(spec)
-    for (site, layer, operand), (original, (quantized, _, alpha)) in seen.operands.items():
+    for (site, layer, operand), (original, (quantized, _, alpha, _)) in seen.operands.items():
         axis = SITE_AXES[site, operand]
         dim = CUTS[layer.split(".")[-1]].get(operand)
         every = world.gathered(original)
         together = every[0] if dim is None else torch.cat(every, dim)
         if dim is None:
             assert all(same(each, original) for each in every), (site, layer, operand)
-        given, (expected, _, factor) = whole.operands[site, layer, operand]
+        given, (expected, _, factor, _) = whole.operands[site, layer, operand]
         assert math.isclose(alpha, factor, rel_tol=0.0 if exact else 1e-5)
         if exact:
             assert same(together, given), (site, layer, operand)

@@ -27,6 +27,7 @@ from mqo.quant.plugin_decorators import end_step as end_step
 from mqo.quant.plugin_decorators import estimator as estimator
 from mqo.quant.plugin_decorators import quantizer as quantizer
 from mqo.quant.plugin_file import load_quantizers as load_quantizers
+from mqo.quant.plugin_terms import round_term as round_term
 from mqo.quant.quantization import ModelQuantization as ModelQuantization
 from mqo.quant.recipe import Recipe as Recipe
 from mqo.quant.source import site_types as site_types

@@ -40,7 +40,7 @@ from mqo.quant.parts import OperandParts
 from mqo.quant.plugin_calls import call
 from mqo.quant.plugin_gradients import estimated
 from mqo.quant.plugin_states import Operand
-from mqo.quant.products import Alphas, is_known, with_alphas
+from mqo.quant.products import Alphas, is_known, joins_terms, with_alphas
 from mqo.quant.quantization import PROCESS, Quantization
 from mqo.quant.rounded import Rounded
 from mqo.quant.scales import alpha_of
@@ -112,7 +112,8 @@ class QuantizedOperands(GemmOperands):
     `quant_type` is the type of the site. Transformed operands are padded to a multiple of the
     transform's size. `repeats` is the number of query heads that share a key and a value. Gradients
     use the straight-through estimator, also for elements that saturate. `alphas` are the factors
-    that the operands exclude; None if they include them.
+    that the operands exclude; None if they include them. With `joins_terms`, the terms of a sum are
+    joined along the contraction axis; otherwise they are added.
     """
 
     quantization: Quantization
@@ -122,6 +123,7 @@ class QuantizedOperands(GemmOperands):
     shards: Shards | None = None
     repeats: int = 1
     alphas: Alphas | None = None
+    joins_terms: bool = False
 
     @property
     def options(self) -> QuantConfig:
@@ -133,7 +135,10 @@ class QuantizedOperands(GemmOperands):
 
         For a function that products.py does not know, `lhs` and `rhs` include alpha.
         """
-        return with_alphas(function, self.separate_alphas()) if is_known(function) else function
+        if not is_known(function):
+            return function
+        self.joins_terms = joins_terms(function)
+        return with_alphas(function, self.separate_alphas())
 
     def separate_alphas(self) -> Alphas:
         """Exclude alphas from the operands, as the base class does."""
@@ -228,16 +233,18 @@ class QuantizedOperands(GemmOperands):
 
     def _quantize(self, side: str, operand_spec: OperandSpec, original: Tensor) -> Tensor:
         """Return one operand, quantized; set its alpha if operands exclude alphas."""
-        operand = getattr(self.site, side)
+        operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
         key = (self.site.name, self.layer, operand)
         if operand_spec.is_only_source:
             rounded = self._in_fprop(operand, original, key)
         else:
             rounded = self._rounded(side, operand_spec, original, key)
-        if self.alphas:
-            setattr(self.alphas, side, rounded.alpha)
-            return rounded.tensor.to(original.dtype)
-        return rounded.value().to(original.dtype)
+        if self.alphas is None or (rounded.rest and not self.joins_terms):
+            return rounded.value().to(original.dtype)
+        setattr(self.alphas, side, rounded.alpha)
+        setattr(self.alphas, f"{side}_rest", tuple(term.alpha for term in rounded.rest))
+        tensors = [term.tensor.to(original.dtype) for term in rounded.terms]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=axis)
 
     def _rounded(
         self, side: str, operand_spec: OperandSpec, original: Tensor, recorded: Operand | None
@@ -267,8 +274,11 @@ class QuantizedOperands(GemmOperands):
             amax = own_amax if amax is None else amax
             if spec.plugin:
                 model = self.quantization
-                own = call(x, spec, axis, seed, amax, key, model.progress.step, model.states)
-                return own if self.alphas else Rounded(own.value().to(x.dtype), own.amax)
+                share = partial(shared_amax, operand=operand, shards=self.shards)
+                step, states = model.progress.step, model.states
+                own = call(x, spec, axis, seed, amax, key, step, states, share)
+                whole = self.alphas is not None or own.rest
+                return own if whole else Rounded(own.value().to(x.dtype), own.amax)
             if amax is None and excluding.without_alpha:
                 amax = largest(x)
             rounded = fake_quantize(x, excluding, axis=axis, out=out, seed=seed, amax=amax)
@@ -280,13 +290,13 @@ class QuantizedOperands(GemmOperands):
         else:
             rounded = make()
         if self.options.check_nan:
-            check_rounding(*key, spec.quant_type, original, rounded.tensor)
+            check_rounding(*key, spec.quant_type, original, rounded.value())
         if operand_spec.is_quantized and recorded:
             measured = prepared()[0] if self.quantization.recorder.measuring else original
             self.quantization.recorder.observe(
                 *recorded, spec, axis, measured, rounded, dump=original
             )
-        return rounded._replace(alpha=rounded.alpha / operand_spec.gain)
+        return rounded.map(lambda tensor: tensor, operand_spec.gain)
 
     def _in_fprop(self, operand: str, original: Tensor, recorded: Operand | None) -> Rounded:
         """Return the values to which fprop rounded an operand of backward, as it rounds it again.
@@ -311,8 +321,8 @@ class QuantizedOperands(GemmOperands):
         if turned := operand_spec.hadamard:
             axis, seed = getattr(site, f"{side}_axis"), fprop._sign_seed(turned)
             size = original.shape[axis]
-            back = inverse(rounded.tensor.float(), turned, axis=axis, size=size, seed=seed)
-            rounded = rounded._replace(tensor=back)
+            undo = partial(inverse, hadamard=turned, axis=axis, size=size, seed=seed)
+            rounded = rounded.map(lambda tensor: undo(tensor.float()))
         return rounded
 
     def _operand_spec(self, operand: str) -> OperandSpec:

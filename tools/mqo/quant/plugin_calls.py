@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +23,12 @@ from mqo.quant.plugin_states import Operand, PluginStates
 from mqo.quant.plugins import MOST_VALUES, PLUGINS, Plugin
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
-from mqo.quant.stochastic import RANDOM_BITS, draws
+from mqo.quant.stochastic import RANDOM_BITS, draws, split_seed
 from mqo.quant.tensor_amax import largest
+
+# Returns the amax over ranks of a tensor of which they hold shards; None if this one is whole.
+Share = Callable[[Tensor], Tensor | None]
+Values = tuple[Tensor, float]  # of a term, and its alpha
 
 _PIECE = 2**15  # elements of a piece, which stay in a core's cache
 _worker = threading.local()
@@ -55,6 +61,9 @@ class QuantizerContext:
     _notes: list[tuple[str, Tensor]] = field(repr=False)
     _amax: Tensor | None = field(repr=False)
     _draws: Tensor | None = field(repr=False)
+    _name: str = field(default="", repr=False)
+    _seeds: Iterator[int] | None = field(default=None, repr=False)
+    _share: Share | None = field(default=None, repr=False)
 
     def describe(self) -> str:
         """Return the operand in words."""
@@ -98,6 +107,26 @@ class QuantizerContext:
             raise QuantizerError("it calls rand; valid: a quantizer with stochastic=True")
         return self._draws
 
+    def largest(self, tensor: Tensor) -> Tensor:
+        """Return the amax of a tensor over tensor-parallel ranks, float32 [].
+
+        It is a collective if ranks hold shards of the operand, so every rank must call it equally
+        often. Raise QuantizerError if the quantizer declares `independent_rows`.
+        """
+        if PLUGINS[self._name].independent_rows:
+            raise QuantizerError("it calls largest; valid: a quantizer without independent_rows")
+        shared = self._share(tensor) if self._share else None
+        return largest(tensor) if shared is None else shared
+
+    def next_seed(self) -> int:
+        """Return a seed for `fake_quantize`, another one in each call of this method.
+
+        Raise QuantizerError if the quantizer does not declare `stochastic`.
+        """
+        if self._seeds is None:
+            raise QuantizerError("it needs a seed; valid: a quantizer with stochastic=True")
+        return next(self._seeds)
+
 
 def call(
     x: Tensor,
@@ -108,11 +137,13 @@ def call(
     key: Operand = ("", "", ""),
     step: int = 0,
     states: PluginStates | None = None,
+    share: Share | None = None,
 ) -> Rounded:
     """Return `x` rounded by the quantizer that `spec` names.
 
     `key` is site, layer and operand. Without `states` it has its initial state, and its notes are
-    dropped. The other arguments are those of `fake_quantize`.
+    dropped. `share` is for `QuantizerContext.largest`. The other arguments are those of
+    `fake_quantize`.
 
     Raises:
         QuantizerError: the function raised an error, or returned no tensor of x's shape; the text
@@ -136,12 +167,14 @@ def call(
                 "it declares; valid: such a function below it"
             )
     rows = as_rows(x, axis)
-    padded = to_blocks(rows.float(), plugin.block, spec.tile)
+    # In one memory order, because sums of torch depend on it.
+    padded = to_blocks(rows.float(), plugin.block, spec.tile).contiguous()
     if padded.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
         padded = padded.clone()  # a function may write to its argument
-    random = None
+    random = seeds = None
     if plugin.stochastic:
         assert seed is not None  # `check_arguments` checks it
+        seeds = map(partial(split_seed, seed), itertools.count(1))
         numbers = draws(x.shape, seed, x.device).float() * 2.0**-RANDOM_BITS
         random = to_blocks(as_rows(numbers, axis), plugin.block, spec.tile)
     if not plugin.needs_tensor_amax:
@@ -149,29 +182,33 @@ def call(
     elif amax is None:
         amax = largest(x)
     state = (states or PluginStates()).state_of(plugin, key, x.device)
-    context = QuantizerContext(*key, step, spec.tile, dict(spec.options), state, [], amax, random)
-    values, alpha = _rounded(plugin, padded, context)
+    options = dict(spec.options)
+    context = QuantizerContext(
+        *key, step, spec.tile, options, state, [], amax, random, plugin.name, seeds, share
+    )
+    terms = _rounded(plugin, padded, context)
     if states and plugin.state:
         states.note(plugin, key, context._notes)
-    return Rounded(from_blocks(values, x, axis), amax, alpha)
+    first, *rest = (Rounded(from_blocks(values, x, axis), amax, alpha) for values, alpha in terms)
+    return first._replace(rest=tuple(rest))
 
 
-def _rounded(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
-    """Return the values and alpha of `x`, in pieces on threads where that is faster."""
+def _rounded(plugin: Plugin, x: Tensor, context: QuantizerContext) -> list[Values]:
+    """Return the terms of `x`, in pieces on threads where that is faster."""
     size = max(1, _PIECE // max(1, x.shape[1]))
     in_pieces = plugin.independent_rows and context.tile == "row" and x.device.type == "cpu"
     if not in_pieces or x.shape[0] <= size or getattr(_worker, "is_one", False):
         return _result(plugin, x, context)
     starts = range(0, x.shape[0], size)
     pieces = [(x[i : i + size], context.of_rows(slice(i, i + size))) for i in starts]
-    results = list(_threads().map(lambda piece: _result(plugin, *piece), pieces))
+    results = list(_threads().map(lambda piece: _result(plugin, *piece)[0], pieces))
     alphas = {repr(alpha): alpha for _, alpha in results}  # a NaN equals itself
     if len(alphas) > 1:
         raise QuantizerError(
             f"the quantizer {plugin.name} returned several alphas for {context.describe()}; valid: "
             "the same for all rows, or independent_rows=False"
         )
-    return torch.cat([values for values, _ in results]), results[0][1]
+    return [(torch.cat([values for values, _ in results]), results[0][1])]
 
 
 @functools.cache
@@ -218,11 +255,21 @@ def from_blocks(values: Tensor, x: Tensor, axis: int) -> Tensor:
     return (values.movedim(-1, axis) if x.dim() else values).contiguous()
 
 
-def _result(plugin: Plugin, x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
-    """Return the values and alpha that the function returns, checked."""
+def _result(plugin: Plugin, x: Tensor, context: QuantizerContext) -> list[Values]:
+    """Return the terms that the function returns, checked."""
     assert plugin.function is not None  # `call` checks it
     result = run_function(f"the quantizer {plugin.name}", plugin.function, x, context)
-    values, alpha = result if isinstance(result, tuple) else (result, 1.0)
+    terms = result if isinstance(result, list) else [result]
+    if not 1 <= len(terms) <= plugin.terms:
+        raise QuantizerError(
+            f"the quantizer {plugin.name} returned {len(terms)} terms for {context.describe()}; "
+            f"valid: 1 to {plugin.terms}, which it declares"
+        )
+    return [_checked(plugin, term, x, context) for term in terms]
+
+
+def _checked(plugin: Plugin, term: Any, x: Tensor, context: QuantizerContext) -> Values:
+    values, alpha = term if isinstance(term, tuple) and len(term) == 2 else (term, 1.0)
     if not isinstance(values, Tensor) or values.shape != x.shape:
         shown = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise QuantizerError(

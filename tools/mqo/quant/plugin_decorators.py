@@ -24,12 +24,14 @@ def quantizer(
     options: Mapping[str, Any] | None = None,
     state: Mapping[str, float | list[float]] | None = None,
     estimator: bool = False,
+    terms: int = 1,
 ) -> Callable[[F], F]:
     """Make the decorated function a type with this name, wherever a type is named.
 
     The function takes a tensor x, float32 [rows, K], and a `QuantizerContext`, and returns the
     rounded x, of the same shape. The GEMM sums over K. It may return (values, alpha) instead, if
-    the rounded x is alpha · values: alpha, a number, then multiplies the product of the GEMM.
+    the rounded x is alpha · values: alpha, a number, then multiplies the product of the GEMM. With
+    `terms` it may return a list of such results, whose sum is the rounded x.
 
     Args:
         name: lower-case letters, digits and underscores.
@@ -45,6 +47,9 @@ def quantizer(
             `context.state` has the values of a step, and a function with `@end_step` the next ones.
         estimator: whether a function with `@estimator` computes the gradient of an operand, which
             otherwise passes straight through.
+        terms: the largest number of terms of a result, at most 4. A linear layer adds the products
+            of all pairs of terms in float32. Attention, grouped experts and Transformer Engine's
+            layers get the sum, rounded to the dtype of the model.
 
     A run reads the arguments without running the file, so they must be literals there.
 
@@ -60,7 +65,7 @@ def quantizer(
         check_free(name)
         flags = (block, square, needs_amax, stochastic, independent_rows)
         tables = (dict(options or {}), dict(state or {}))
-        register_plugin(Plugin(name, *flags, *tables, estimator, function))
+        register_plugin(Plugin(name, *flags, *tables, estimator, terms, function))
         weights_changed()  # cached ones may have been rounded by an older function
         return function
 

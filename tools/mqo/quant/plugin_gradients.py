@@ -36,7 +36,8 @@ def estimated(
     assert plugin.estimate is not None  # the call in the forward pass checked it
     state = states.state_of(plugin, key, x.device)
     context = QuantizerContext(*key, step, spec.tile, dict(spec.options), state, [], None, None)
-    tensors = [to_blocks(as_rows(t, axis).float(), plugin.block, spec.tile) for t in (grad, x)]
+    rows = (as_rows(tensor, axis).float() for tensor in (grad, x))
+    tensors = [to_blocks(tensor, plugin.block, spec.tile).contiguous() for tensor in rows]
     subject = f"the estimator of {plugin.name}"
     result = run_function(subject, plugin.estimate, *(t.clone() for t in tensors), context)
     if not isinstance(result, torch.Tensor) or result.shape != tensors[0].shape:

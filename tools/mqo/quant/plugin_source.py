@@ -13,7 +13,10 @@ from mqo.quant.plugins import Plugin
 
 DECORATOR = "quantizer"
 # {argument of the decorator, besides the name: field}
-_SAME = ("block", "square", "stochastic", "independent_rows", "options", "state", "estimator")
+_SAME = (
+    *("block", "square", "stochastic", "independent_rows", "options", "state", "estimator"),
+    "terms",
+)
 _FIELDS = {name: name for name in _SAME} | {"needs_amax": "needs_tensor_amax"}
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     # Of x and its QuantizerContext.
-    Function = Callable[[Tensor, Any], Tensor | tuple[Tensor, float | Tensor]]
+    Term = Tensor | tuple[Tensor, float | Tensor]
+    Function = Callable[[Tensor, Any], Term | list[Term]]
     # Of the gradient of an operand, the operand, and its QuantizerContext.
     Estimate = Callable[[Tensor, Tensor, Any], Tensor]
     # Of the state, the notes, the number of the step and the options, to the next state.
@@ -26,6 +27,7 @@ Options = Mapping[str, Any]  # of a quantizer: each value is a bool, int, float 
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BLOCKS = range(1, 4097)
+_TERMS = range(1, 5)
 # Words with another meaning in the places that name a type.
 _RESERVED = ("all", "bf16", "fp16", "fp32", "none", "source", "then", "until")
 MOST_VALUES = 1024  # of a state
@@ -67,6 +69,7 @@ class Plugin:
     options: Options = field(default_factory=dict)
     state: Mapping[str, float | list[float]] = field(default_factory=dict)
     estimator: bool = False
+    terms: int = 1
     function: Function | None = field(default=None, compare=False, repr=False)
     update: Update | None = field(default=None, compare=False, repr=False)
     estimate: Estimate | None = field(default=None, compare=False, repr=False)
@@ -86,6 +89,12 @@ class Plugin:
         for name in ("square", "needs_tensor_amax", "stochastic", "independent_rows", "estimator"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"invalid {name} of {self.name}; valid: True or False")
+        if type(self.terms) is not int or self.terms not in _TERMS:
+            raise ValueError(f"invalid terms {self.terms!r} of {self.name}; valid: 1 to 4")
+        if self.terms > 1 and self.independent_rows:
+            raise ValueError(
+                f"{self.name} has several terms and independent rows; valid: independent_rows=False"
+            )
         if self.square and self.block is None:
             raise ValueError(f"{self.name} has squares, and no block; valid: square with a block")
         if not isinstance(self.options, Mapping):

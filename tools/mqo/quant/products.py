@@ -8,8 +8,14 @@ would be rounded once more, before the product. docs/emulation.md has the measur
 `GemmOperands.product` takes a function that patched Megatron calls, and returns the one of
 `_PRODUCTS` that computes the same with alphas. Every function has one alpha per operand; it is 1
 for an operand without a scale per tensor.
+
+An operand of a custom quantizer may be a sum of terms. In linear layers they are joined along the
+axis that the product sums over, and `_sum` adds the products of all pairs of terms before it
+rounds. Other products get the sum itself.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,15 +28,30 @@ from torch.autograd.function import once_differentiable
 
 @dataclass
 class Alphas:
-    """The factors of a product: those of its left and of its right operand."""
+    """The factors of a product: those of its left and of its right operand.
+
+    `lhs_rest` and `rhs_rest` are those of the terms of a sum after the first.
+    """
 
     lhs: float = 1.0
     rhs: float = 1.0
+    lhs_rest: tuple[float, ...] = ()
+    rhs_rest: tuple[float, ...] = ()
 
     @property
     def both(self) -> float:
-        """The factor of the product."""
+        """The factor of the product of operands that are one term each."""
         return self.lhs * self.rhs
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether an operand has several terms."""
+        return bool(self.lhs_rest or self.rhs_rest)
+
+
+def joins_terms(function: Callable[..., Any]) -> bool:
+    """Return whether `with_alphas` supports operands of several terms for a function."""
+    return is_known(function) and _PRODUCTS[_name(function)] in (_matmul, _accumulate, _overwrite)
 
 
 def is_known(function: Callable[..., Any]) -> bool:
@@ -90,17 +111,24 @@ def _unused(operand: Tensor) -> Tensor:
 
 def _matmul(alphas: Alphas, left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Compute fprop, dgrad, and wgrad without fused accumulation."""
+    if alphas.is_sum:
+        product = _sum(alphas, left.flatten(0, -2), right)
+        product = product.view(*left.shape[:-1], right.shape[-1])
+        return product.to(left.dtype) if out is None else out.copy_(product)
     return matmul(left, right, alphas.both, out)
 
 
 def _accumulate(alphas: Alphas, x: Tensor, grad: Tensor, main_grad: Tensor) -> None:
     """Add wgrad to the main gradient, in two steps: the fused kernels of apex have no alpha."""
-    main_grad.add_(_wide(grad.t(), x), alpha=alphas.both)
+    if alphas.is_sum:
+        main_grad.add_(_sum(alphas, grad.t(), x))
+    else:
+        main_grad.add_(_wide(grad.t(), x), alpha=alphas.both)
 
 
 def _overwrite(alphas: Alphas, x: Tensor, grad: Tensor, /, *, out: Tensor, **_: Any) -> None:
     """Write wgrad to the main gradient, in place of Transformer Engine's GEMM without alpha."""
-    out.copy_(_wide(grad.t(), x).mul_(alphas.both))
+    out.copy_(_sum(alphas, grad.t(), x))
 
 
 def _wide(left: Tensor, right: Tensor) -> Tensor:
@@ -108,6 +136,17 @@ def _wide(left: Tensor, right: Tensor) -> Tensor:
     if left.device.type == "cpu":  # out_dtype is for GPUs
         return left.float() @ right.float()
     return torch.mm(left, right, out_dtype=torch.float32)
+
+
+def _sum(alphas: Alphas, left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of sums, whose terms are joined along the middle axis, float32 [m, n]."""
+    left_alphas, right_alphas = (alphas.lhs, *alphas.lhs_rest), (alphas.rhs, *alphas.rhs_rest)
+    lefts, rights = left.chunk(len(left_alphas), -1), right.chunk(len(right_alphas), 0)
+    products = [
+        _wide(lefts[i], rights[j]).mul_(left_alphas[i] * right_alphas[j])
+        for i, j in itertools.product(range(len(lefts)), range(len(rights)))
+    ]
+    return functools.reduce(Tensor.add_, products)
 
 
 # -- attention -------------------------------------------------------------------------------------

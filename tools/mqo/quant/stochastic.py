@@ -41,6 +41,12 @@ def derive_seed(
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def split_seed(seed: int, number: int) -> int:
+    """Return the seed of a further tensor of the operand with `seed`, the same for one number."""
+    text = json.dumps([seed, number])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
 def draws(shape: torch.Size, seed: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the draw of each element of a tensor of `shape`: int64, 0 .. 2^24 - 1."""
     # int64 wraps like uint64; only its right shifts must not extend the sign.

@@ -96,9 +96,9 @@ def cached(
     if entry is None or entry.state != state:
         out = None if entry is None else _reusable(entry.rounded.tensor, weight)
         entry = kept[key] = _Entry(state, quantize(out))
-    # A new tensor with the same memory: the cached one must not become part of a graph.
-    rounded = entry.rounded
-    return Rounded(rounded.tensor.detach(), rounded.amax, rounded.alpha)
+    # New tensors with the same memory: the cached ones must not become part of a graph.
+    rounded: Rounded = entry.rounded
+    return rounded.map(Tensor.detach)
 
 
 def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
@@ -109,7 +109,7 @@ def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
 
 def cached_bytes() -> int:
     """Return the size of the cache in bytes, summed over all devices."""
-    return sum(e.rounded.tensor.nbytes for kept in _entries.values() for e in kept.values())
+    return sum(e.rounded.nbytes for kept in _entries.values() for e in kept.values())
 
 
 def clear() -> None:
