@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     args = parser().parse_args(argv)
     from mqo.megatron.run.errors import leave
-    from mqo.quant.plugin_calls import QuantizerError
+    from mqo.quant.plugin_context import QuantizerError
 
     try:
         facts = checked(args.file)

@@ -41,13 +41,11 @@ def ms_eden(x: Tensor, context: QuantizerContext) -> tuple[Tensor, Tensor]:
     """
     # Each row has its own signs. Rows and operands need no common R, because it is undone here, and
     # so the result of a row does not depend on the other rows that a rank or thread has. The first
-    # bit of a random number is the sign; the other 23 bits, independent of it, are the draw.
+    # bit of a random number is the sign; the other 23 bits, independent of it, are a draw, of which
+    # each group needs one.
     rotate, numbers = context.options["rotate"], 2.0 * context.rand()
     signs = 1.0 - 2.0 * numbers.floor()
-    # A rotation also fills padding, whose random numbers are 0. So all 8 groups of a block use its
-    # first number, shifted by 1/8 each, modulo 1: a mean only needs each draw to be uniform.
-    offsets = torch.arange(0.0, 1.0, GROUP / SIZE, device=x.device)
-    draws = (numbers[:, ::SIZE, None] + offsets).frac().flatten(1).unsqueeze(2)
+    draws = numbers[:, ::GROUP, None].frac()
 
     # Section 3.3 takes the amax of R x, which other ranks and threads do not know. It is at most
     # sqrt(128) times that of x; the factor 8 is enough, because scales may exceed SCALE_BOUND.

@@ -11,6 +11,7 @@ from mqo.quant import QuantSpec, check_quantizer, fake_quantize, quantize_model,
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugin_source import declared
 from mqo.quant.plugins import PLUGINS
+from mqo.quant.stochastic import split_seed
 from torch import nn
 
 from ..oracles.elements import E2M1, E4M3, nearest
@@ -97,10 +98,12 @@ def by_definition(x, seed, gain=0.93, rotate=True):
     for row, start in product(range(rows), range(0, size, 128)):
         length = min(128, size - start)
         block = [x[row, start + i] / alpha if i < length else F32(0) for i in range(128)]
-        numbers = [bits(seed, row * size + start + i) for i in range(length)] + [0] * 128
+        numbers = [bits(seed, row * size + start + i) for i in range(length)]
+        numbers += [
+            bits(split_seed(seed, 0), row * result.shape[1] + start + i) for i in range(length, 128)
+        ]
         signs = [F32(-1 if numbers[i] >> 23 else 1) for i in range(128)]
-        # Systematic sampling: one draw of 23 bits, moved by g/8.
-        draws = [((numbers[0] % 2**23) / 2**23 + g / 8) % 1.0 for g in range(8)]
+        draws = [(numbers[16 * g] % 2**23) / 2**23 for g in range(8)]
         if rotate:
             block = hadamard([sign * v for sign, v in zip(signs, block, strict=True)])
         values = quantized_groups(block, s, draws)

@@ -9,6 +9,7 @@ is measured of them; a NaN of one rank's shard is everyone's. Leaves with 1 wher
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
@@ -21,16 +22,21 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
 from mqo.megatron.layers import label_layers
+from mqo.project import Project
 from mqo.quant import config, weights
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import SITES
 from mqo.quant.measurement import merge_measurements
+from mqo.quant.plugin_file import load_quantizers
+from mqo.quant.plugins import PLUGINS
 from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
+from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec, without_alpha
 from torch import distributed
 
 KINDS = ("fp8_tensor_e4m3", "nvfp4")
+SUM = "averis"  # a sum of two terms, each with a scale of its own
 TOKENS, WIDE, TALL, HEADS = 32, 64, 96, 4
 SITE_AXES = {
     (site.name, name): axis
@@ -71,11 +77,14 @@ def cut(whole, dim, part):
 
 
 def uneven(*shape, seed):
-    """Normal numbers that grow along both of the last axes: no two shards have one amax."""
+    """Normal numbers that grow along both of the last axes: no two shards have one amax.
+
+    They are multiples of 2^-10, so that float32 has their sums over tokens, in any order.
+    """
     x = world.random(*shape, seed=seed)
     for dim in (-1, -2):
         x = x * torch.linspace(1, 3, shape[dim]).reshape(shape[dim], *[1] * (-1 - dim))
-    return x
+    return (x * 1024).round() / 1024
 
 
 class Seen:
@@ -88,7 +97,7 @@ class Seen:
         RECORDER.observe = self._note
 
     def _note(self, site, layer, operand, spec, axis, original, rounded, **named):
-        kept = original.detach().clone(), rounded._replace(tensor=rounded.tensor.detach().clone())
+        kept = original.detach().clone(), rounded.map(lambda tensor: tensor.detach().clone())
         self.operands[site, layer, operand] = kept
         self.observe(site, layer, operand, spec, axis, original, rounded, **named)
 
@@ -204,6 +213,29 @@ def compare(spec, seen, whole, *, exact=True):
             assert found.scales.keys() == expected.scales.keys()
 
 
+def compare_terms(seen, whole):
+    """Compare the terms of a rank's operands with shards of those that one process makes."""
+    assert seen.operands.keys() == whole.operands.keys()
+    part, other_scales = (distributed.get_rank(), distributed.get_world_size()), 0
+    for (site, layer, operand), (original, rounded) in seen.operands.items():
+        expected = whole.operands[site, layer, operand][1].terms
+        assert len(rounded.terms) == (1 if operand == "weight" else 2)
+        dim = CUTS[layer].get(operand)
+        for term, theirs in zip(rounded.terms, expected, strict=True):
+            assert term.alpha == theirs.alpha, (site, layer, operand)
+            shard = theirs.tensor if dim is None else cut(theirs.tensor, dim, part)
+            assert same(term.tensor.contiguous(), shard.contiguous()), (site, layer, operand)
+        if dim is not None and operand != "weight":
+            mean = original.flatten(0, -2).mean(0)
+            amaxes = [tensor.abs().max() for tensor in (mean, original.flatten(0, -2) - mean)]
+            own = [alpha_of(amax.item(), QuantSpec("nvfp4")) for amax in amaxes]
+            other_scales += torch.tensor(
+                [ours != term.alpha for ours, term in zip(own, rounded.terms, strict=True)]
+            )
+    # A rank's own scale of each term is another one, on one of the ranks at least.
+    assert (sum(world.gathered(other_scales)) >= 2).all()
+
+
 def reductions(sent, phase="0"):
     """How many numbers were reduced in a pass, each of four bytes."""
     return sum(n for (when, what), n in sent.items() if when == phase and what.endswith(" 4 bytes"))
@@ -216,11 +248,16 @@ def alone():
         options(kind)
         made[kind] = {name: linear(name)[0] for name in ("column", "row")}
         made[kind] |= {"attention": attention(), "experts": experts()}
-    return made
+    options(SUM)
+    return made | {SUM: {name: linear(name)[0] for name in ("column", "row")}}
 
 
 def check():
+    load_quantizers(Project.here().root / "docs/quantizers/averis.py")
+    nearest = PLUGINS[SUM].options | {"rounding": "nearest-even"}
+    PLUGINS[SUM] = replace(PLUGINS[SUM], options=nearest)
     wholes = world.alone(alone)
+    whole_sum = wholes.pop(SUM)
     with world.groups(tensor_model_parallel_size=2):
         for kind, whole in wholes.items():
             options(kind)
@@ -229,6 +266,8 @@ def check():
             check_nan()
             check_cache(kind)
             check_packed(kind, whole)
+        options(SUM)
+        check_terms(whole_sum)
         options("mxfp8")
         _, sent = linear("row")
         assert not reductions(sent), "blocks have scales of their own"
@@ -238,6 +277,8 @@ def check():
             compare(QuantSpec(kind), experts(), whole["experts"], exact=False)
             _, sent = linear("column")
             assert not sent, "a layer of one rank has nothing to reduce"
+        options(SUM)
+        assert experts().operands, "the ranks agree on the terms of an expert without tokens"
     print("EQUAL")
 
 
@@ -248,6 +289,15 @@ def check_linear(spec, whole):
             compare(spec, seen, whole[name])
             # The weight twice, and the operand beside it of fprop or dgrad, and of wgrad.
             assert reductions(sent) == 4, sent
+
+
+def check_terms(whole):
+    for name in ("column", "row"):
+        for sequence_parallel in (False, True):
+            seen, sent = linear(name, sequence_parallel)
+            compare_terms(seen, whole[name])
+            # The weight twice, and both terms of two operands.
+            assert reductions(sent) == 6, sent
 
 
 def check_cache(kind):

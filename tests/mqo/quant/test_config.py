@@ -7,7 +7,7 @@ import torch
 from mqo.quant import config
 from mqo.quant.backend import fake_quantize
 from mqo.quant.config import QuantConfig
-from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.spec import QuantSpec
 

@@ -6,8 +6,8 @@ import runpy
 import pytest
 import torch
 from mqo.project import Project
-from mqo.quant.plugin_calls import QuantizerError
 from mqo.quant.plugin_check import _CHECKS, check_file, check_quantizer
+from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_decorators import end_step, estimator, quantizer
 
 ROOT = Project.here().root

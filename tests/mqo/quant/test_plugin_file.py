@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from mqo.quant.backend import fake_quantize
-from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_file import load_quantizers, load_rows
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugin_source import declared

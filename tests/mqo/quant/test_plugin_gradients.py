@@ -5,7 +5,7 @@ import torch
 from mqo.quant.backend import fake_quantize
 from mqo.quant.config import parse
 from mqo.quant.model import quantize_model
-from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_decorators import estimator, quantizer
 from mqo.quant.recipe import Recipe
 from torch import nn

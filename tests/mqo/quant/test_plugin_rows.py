@@ -3,7 +3,7 @@
 import pytest
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import QUANT_TYPES
-from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugin_rows import PluginRow, check_free, declare
 from mqo.quant.plugins import PLUGINS, Plugin, registrations

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mqo.quant.backend import fake_quantize
 from mqo.quant.model import quantize_model
-from mqo.quant.plugin_calls import QuantizerError, call
+from mqo.quant.plugin_calls import call
+from mqo.quant.plugin_context import CallSite, QuantizerError
 from mqo.quant.plugin_decorators import end_step, quantizer
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugin_source import declared
@@ -50,7 +51,9 @@ def seen():
 
 
 def rounded(states, x, operand=OPERAND):
-    return call(torch.tensor([x]), QuantSpec("mine"), -1, None, None, operand, 0, states).value()
+    return call(
+        torch.tensor([x]), QuantSpec("mine"), -1, None, None, CallSite(operand, 0, states)
+    ).value()
 
 
 def values(state):
@@ -147,7 +150,7 @@ def test_notes_of_pieces_on_threads_count():
     end_step("mine")(lambda state, notes, step, options: notes)
     states = PluginStates()
     x = torch.arange(3000.0).repeat(72, 1).T
-    call(x, QuantSpec("mine"), -1, None, None, OPERAND, 0, states)
+    call(x, QuantSpec("mine"), -1, None, None, CallSite(OPERAND, 0, states))
     states.end_step(1, NO_OPTIONS)
     assert state_of(states) == {"amax": 2999.0}
 

@@ -6,7 +6,7 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.config import QuantConfig
 from mqo.quant.gemms import GemmOperands, gemm_operands
 from mqo.quant.linear import QuantLinear
-from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugin_terms import round_term
 from mqo.quant.products import Alphas, with_alphas

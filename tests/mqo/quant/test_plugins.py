@@ -14,14 +14,16 @@ from mqo.quant.config import QuantConfig, current
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
-from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import PLUGINS
+from mqo.quant.progress import set_step
 from mqo.quant.quantization import ModelQuantization
 from mqo.quant.recipe import LINEAR_SITES, Recipe
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec
+from mqo.quant.stochastic import RANDOM_BITS, draws
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -552,3 +554,43 @@ def test_probabilities_in_chunks_are_refused(options, text, refused):
         current()
     options(f"{text}[quantizer]\nunnormalized_probs = false\n")
     assert not current().unnormalized_probs
+
+
+def test_random_numbers_of_the_padding_are_drawn_too():
+    seen = []
+
+    @quantizer("seen", block=16, square=True, stochastic=True)
+    def quantize(x, context):
+        seen.append(context.rand())
+        return x.clone()
+
+    for tile, shape in (("row", (5, 32)), ("square", (16, 32))):
+        fake_quantize(normal(5, 20), QuantSpec("seen", tile=tile), seed=3)
+        numbers = seen.pop()
+        assert numbers.shape == shape and numbers.unique().numel() == numbers.numel()
+        whole = draws(torch.Size([5, 20]), 3) / 2**RANDOM_BITS
+        assert numbers[:5, :20].equal(whole.float())
+
+
+def test_both_operands_of_a_gemm_share_random_numbers(options):
+    options("[asked]\nfprop = 'shared'\n")
+    seen = []
+
+    @quantizer("shared", stochastic=True, independent_rows=True)
+    def quantize(x, context):
+        seen.append((context.site, context.operand, context.shared_rand(8).tolist()))
+        return x + 0
+
+    weight = nn.Parameter(normal(4, 8))
+    for step, site in ((0, "fprop"), (0, "fprop"), (0, "wgrad"), (1, "fprop")):
+        if step:
+            set_step(step)
+        operands = gemm_operands(site, "shared", weight)
+        operands.lhs(normal(6, 8)), operands.rhs(weight)
+    pairs = [(seen[i][2], seen[i + 1][2]) for i in range(0, 8, 2)]
+    assert all(left == right and len(set(left)) == 8 for left, right in pairs)
+    # Not in the next micro-batch, at another site, and in the next step.
+    assert len({tuple(left) for left, _ in pairs}) == 4
+    assert fake_quantize(normal(2, 8), "shared", seed=3) is not None
+    fake_quantize(normal(3, 8), "shared", seed=3)
+    assert seen[-1][2] == seen[-2][2]  # outside of a model, those of a seed

@@ -198,11 +198,17 @@ class RunConfig(_Section):
         """Return the parts of quant.toml that assign types to layers and operands."""
         left_out = {k: v for k, v in self.quantization.options.items() if k == "exclude"}
         recipe = self.quantization.recipe
-        rows = recipe.operands.items() if recipe else ()
-        types = {name: {"quant_type": row.quant_type} for name, row in rows if row.quant_type}
+        kept = ("quant_type", "source")
+        rows = {
+            name: {key: value for key, value in row.chosen.items() if key in kept}
+            for name, row in (recipe.operands if recipe else {}).items()
+        }
+        # A source refers to the type of another site.
+        needs_types = any("source" in row for row in rows.values())
+        types = recipe.types.model_dump() if recipe and needs_types else {}
         # Without files: these parts do not need the functions.
         plugins = {p.name: {"declared": p.declared} for p in self.quantization.plugins}
-        return quant_toml({}, left_out, operands=types, rules=self._rules(), plugins=plugins)
+        return quant_toml(types, left_out, operands=rows, rules=self._rules(), plugins=plugins)
 
     def _rules(self) -> list[dict[str, str]]:
         recipe = self.quantization.recipe

@@ -20,9 +20,9 @@ from mqo.quant.model import quantize_model as quantize_model
 from mqo.quant.packed_activations import saved_operands as saved_operands
 from mqo.quant.packing import PackedTensor as PackedTensor
 from mqo.quant.packing import pack as pack
-from mqo.quant.plugin_calls import QuantizerContext as QuantizerContext
-from mqo.quant.plugin_calls import QuantizerError as QuantizerError
 from mqo.quant.plugin_check import check_quantizer as check_quantizer
+from mqo.quant.plugin_context import QuantizerContext as QuantizerContext
+from mqo.quant.plugin_context import QuantizerError as QuantizerError
 from mqo.quant.plugin_decorators import end_step as end_step
 from mqo.quant.plugin_decorators import estimator as estimator
 from mqo.quant.plugin_decorators import quantizer as quantizer

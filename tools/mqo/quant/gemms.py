@@ -38,6 +38,7 @@ from mqo.quant.operand_table import FPROP
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
 from mqo.quant.plugin_calls import call
+from mqo.quant.plugin_context import CallSite, QuantizerError
 from mqo.quant.plugin_gradients import estimated
 from mqo.quant.plugin_states import Operand
 from mqo.quant.products import Alphas, is_known, joins_terms, with_alphas
@@ -200,17 +201,20 @@ class QuantizedOperands(GemmOperands):
         if not self.has_estimator(side):
             return grad
         operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
-        operand_spec, model = self._operand_spec(operand), self.quantization
+        operand_spec = self._operand_spec(operand)
         turned, seed = operand_spec.hadamard, self._sign_seed(operand_spec.hadamard)
-        of_rounded, x = grad, original
+        of_rounded, x, size = grad, original, grad.shape[axis]
         if turned:
-            of_rounded, x = (
-                transform(t.float(), turned, axis=axis, seed=seed) for t in (grad, original)
-            )
-        key, step = (self.site.name, self.layer, operand), model.progress.step
-        result = estimated(of_rounded, x, operand_spec.spec, axis, key, step, model.states)
+            if size % turned.points:
+                raise QuantizerError(
+                    f"{operand} of {self.layer} has {size} elements along the axis of fprop, and "
+                    f"{operand_spec.spec.quant_type} computes gradients after a transform of "
+                    f"{turned.points}; valid: a multiple"
+                )
+            of_rounded = transform(grad.float(), turned, axis=axis, seed=seed)
+            x = transform(original, turned, axis=axis, seed=seed)  # as it was rounded
+        result = estimated(of_rounded, x, operand_spec.spec, axis, self._call_site(operand))
         if turned:
-            size = grad.shape[axis]
             result = inverse(result, turned, axis=axis, size=size, seed=seed).to(grad.dtype)
         return result
 
@@ -273,10 +277,7 @@ class QuantizedOperands(GemmOperands):
             amax = self._amax(x, operand, spec)
             amax = own_amax if amax is None else amax
             if spec.plugin:
-                model = self.quantization
-                share = partial(shared_amax, operand=operand, shards=self.shards)
-                step, states = model.progress.step, model.states
-                own = call(x, spec, axis, seed, amax, key, step, states, share)
+                own = call(x, spec, axis, seed, amax, self._call_site(operand))
                 whole = self.alphas is not None or own.rest
                 return own if whole else Rounded(own.value().to(x.dtype), own.amax)
             if amax is None and excluding.without_alpha:
@@ -325,6 +326,13 @@ class QuantizedOperands(GemmOperands):
             rounded = rounded.map(lambda tensor: undo(tensor.float()))
         return rounded
 
+    def _call_site(self, operand: str) -> CallSite:
+        """Return what a custom quantizer may know of an operand."""
+        key, model = (self.site.name, self.layer, operand), self.quantization
+        share = partial(shared_amax, operand=operand, shards=self.shards)
+        seed = self._shared_seed("both")
+        return CallSite(key, model.progress.step, model.states, share, seed)
+
     def _operand_spec(self, operand: str) -> OperandSpec:
         return self.options.operand_spec(self.site.name, operand, self.layer, self.quant_type)
 
@@ -369,11 +377,13 @@ class QuantizedOperands(GemmOperands):
         return self._seed_of(operand, micro_batch, shard)
 
     def _sign_seed(self, hadamard: Hadamard | None) -> int | None:
-        """Return the seed of the signs, which both operands of a GEMM share."""
-        if hadamard is None or hadamard.signs != "random":
-            return None
+        """Return the seed of the signs, None if they are not random."""
+        return self._shared_seed("signs") if hadamard and hadamard.signs == "random" else None
+
+    def _shared_seed(self, name: str) -> int:
+        """Return a seed that both operands of the GEMM have, on all tensor-parallel ranks."""
         micro_batch = 0 if self.options.cache_weights else self.quantization.micro_batches.now()
-        return self._seed_of("signs", micro_batch, shard=0)
+        return self._seed_of(name, micro_batch, shard=0)
 
     def _seed_of(self, operand: str, micro_batch: int, shard: int) -> int:
         return derive_seed(

@@ -8,9 +8,9 @@ import itertools
 import os
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,113 +19,18 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from mqo.quant.plugin_states import Operand, PluginStates
-from mqo.quant.plugins import MOST_VALUES, PLUGINS, Plugin
+from mqo.quant.plugin_context import CallSite, QuantizerContext, QuantizerError, Random, uniform
+from mqo.quant.plugins import PLUGINS, Plugin
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
-from mqo.quant.stochastic import RANDOM_BITS, draws, split_seed
+from mqo.quant.stochastic import split_seed
 from mqo.quant.tensor_amax import largest
 
-# Returns the amax over ranks of a tensor of which they hold shards; None if this one is whole.
-Share = Callable[[Tensor], Tensor | None]
 Values = tuple[Tensor, float]  # of a term, and its alpha
 
 _PIECE = 2**15  # elements of a piece, which stay in a core's cache
+_NO_SITE = CallSite()
 _worker = threading.local()
-
-
-class QuantizerError(RuntimeError):
-    """A custom quantizer failed, or returned another result than a rounded tensor."""
-
-
-@dataclass(frozen=True)
-class QuantizerContext:
-    """What a quantizer may read in addition to its tensor.
-
-    Attributes:
-        site, layer, operand: the GEMM, such as 'fprop', the layer's name, and the operand, such as
-            'weight'; '' outside of a model.
-        step: the number of completed steps.
-        tile: 'row', or 'square' if the scales should be those of squares.
-        options: {name: value} of all options that the quantizer declares.
-        state: {name: float32 tensor} of the operand. It is constant within a step.
-    """
-
-    site: str
-    layer: str
-    operand: str
-    step: int
-    tile: str
-    options: Mapping[str, Any]
-    state: Mapping[str, Tensor]
-    _notes: list[tuple[str, Tensor]] = field(repr=False)
-    _amax: Tensor | None = field(repr=False)
-    _draws: Tensor | None = field(repr=False)
-    _name: str = field(default="", repr=False)
-    _seeds: Iterator[int] | None = field(default=None, repr=False)
-    _share: Share | None = field(default=None, repr=False)
-
-    def describe(self) -> str:
-        """Return the operand in words."""
-        return f"{self.operand} of {self.site}, layer {self.layer}" if self.site else "a tensor"
-
-    def note(self, name: str, value: Tensor | float) -> None:
-        """Note a number, or as many as a state may have, for the function with `@end_step`.
-
-        It gets the largest value of the step, element by element, over micro-batches and ranks.
-        Raise QuantizerError if the quantizer declares no state.
-        """
-        if not self.state:
-            raise QuantizerError("it calls note; valid: a quantizer with a state")
-        noted = torch.as_tensor(value, dtype=torch.float32).detach().clone()
-        if not 0 < noted.numel() <= MOST_VALUES:
-            raise QuantizerError(f"it notes {noted.numel()} values; valid: 1 to {MOST_VALUES}")
-        self._notes.append((name, noted))
-
-    def of_rows(self, rows: slice) -> QuantizerContext:
-        """Return the context of some rows of x."""
-        return replace(self, _draws=None if self._draws is None else self._draws[rows])
-
-    @property
-    def amax(self) -> Tensor:
-        """The amax of the operand over all tensor-parallel ranks, float32 [].
-
-        Raise QuantizerError if the quantizer does not declare `needs_amax`.
-        """
-        if self._amax is None:
-            raise QuantizerError("it reads amax; valid: a quantizer with needs_amax=True")
-        return self._amax
-
-    def rand(self) -> Tensor:
-        """Return a random number for each element of x, float32 [rows, K] in [0, 1).
-
-        A number depends on the seed, the step, the layer, the operand and the position in it, so
-        that a recomputed pass draws it again. Raise QuantizerError if the quantizer does not
-        declare `stochastic`.
-        """
-        if self._draws is None:
-            raise QuantizerError("it calls rand; valid: a quantizer with stochastic=True")
-        return self._draws
-
-    def largest(self, tensor: Tensor) -> Tensor:
-        """Return the amax of a tensor over tensor-parallel ranks, float32 [].
-
-        It is a collective if ranks hold shards of the operand, so every rank must call it equally
-        often. Raise QuantizerError if the quantizer declares `independent_rows`.
-        """
-        if PLUGINS[self._name].independent_rows:
-            raise QuantizerError("it calls largest; valid: a quantizer without independent_rows")
-        shared = self._share(tensor) if self._share else None
-        return largest(tensor) if shared is None else shared
-
-    def next_seed(self) -> int:
-        """Return a seed for `fake_quantize`, another one in each call of this method.
-
-        Raise QuantizerError if the quantizer does not declare `stochastic`.
-        """
-        if self._seeds is None:
-            raise QuantizerError("it needs a seed; valid: a quantizer with stochastic=True")
-        return next(self._seeds)
 
 
 def call(
@@ -134,16 +39,11 @@ def call(
     axis: int,
     seed: int | None,
     amax: Tensor | None,
-    key: Operand = ("", "", ""),
-    step: int = 0,
-    states: PluginStates | None = None,
-    share: Share | None = None,
+    site: CallSite = _NO_SITE,
 ) -> Rounded:
     """Return `x` rounded by the quantizer that `spec` names.
 
-    `key` is site, layer and operand. Without `states` it has its initial state, and its notes are
-    dropped. `share` is for `QuantizerContext.largest`. The other arguments are those of
-    `fake_quantize`.
+    `site` is the operand; the other arguments are those of `fake_quantize`.
 
     Raises:
         QuantizerError: the function raised an error, or returned no tensor of x's shape; the text
@@ -171,26 +71,31 @@ def call(
     padded = to_blocks(rows.float(), plugin.block, spec.tile).contiguous()
     if padded.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
         padded = padded.clone()  # a function may write to its argument
-    random = seeds = None
-    if plugin.stochastic:
-        assert seed is not None  # `check_arguments` checks it
-        seeds = map(partial(split_seed, seed), itertools.count(1))
-        numbers = draws(x.shape, seed, x.device).float() * 2.0**-RANDOM_BITS
-        random = to_blocks(as_rows(numbers, axis), plugin.block, spec.tile)
     if not plugin.needs_tensor_amax:
         amax = None
     elif amax is None:
         amax = largest(x)
-    state = (states or PluginStates()).state_of(plugin, key, x.device)
-    options = dict(spec.options)
-    context = QuantizerContext(
-        *key, step, spec.tile, options, state, [], amax, random, plugin.name, seeds, share
-    )
+    context = replace(QuantizerContext.of(plugin, spec, site, x.device), _amax=amax)
+    if plugin.stochastic:
+        assert seed is not None  # `check_arguments` checks it
+        context = replace(context, _random=_random(x, axis, padded.shape, seed, site.shared_seed))
     terms = _rounded(plugin, padded, context)
-    if states and plugin.state:
-        states.note(plugin, key, context._notes)
+    if site.states and plugin.state:
+        site.states.note(plugin, site.key, context._notes)
     first, *rest = (Rounded(from_blocks(values, x, axis), amax, alpha) for values, alpha in terms)
     return first._replace(rest=tuple(rest))
+
+
+def _random(x: Tensor, axis: int, padded: torch.Size, seed: int, shared_seed: int | None) -> Random:
+    """Return the random numbers of `x`, which has the shape `padded` as rows of whole blocks."""
+    elements = as_rows(uniform(x.shape, seed, x.device), axis)
+    if elements.shape != padded:
+        rows, size = elements.shape
+        wide = uniform(padded, split_seed(seed, 0), x.device)
+        wide[:rows, :size] = elements
+        elements = wide
+    seeds = map(partial(split_seed, seed), itertools.count(1))
+    return Random(elements, seeds, split_seed(seed, -1) if shared_seed is None else shared_seed)
 
 
 def _rounded(plugin: Plugin, x: Tensor, context: QuantizerContext) -> list[Values]:

@@ -13,7 +13,8 @@ from torch import Tensor
 from mqo.quant.backend import DTYPES, fake_quantize
 from mqo.quant.comparison import Comparison, compare_formats
 from mqo.quant.formats import FORMATS, check_choice
-from mqo.quant.plugin_calls import QuantizerError, call
+from mqo.quant.plugin_calls import call
+from mqo.quant.plugin_context import CallSite, QuantizerError
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugin_gradients import estimated
 from mqo.quant.plugin_modules import local_files
@@ -195,7 +196,7 @@ def _repeated(plugin: Plugin) -> str:
 
 
 def _idempotence(plugin: Plugin) -> str | None:
-    if plugin.stochastic or plugin.terms > 1:
+    if plugin.stochastic or plugin.terms > 1 or not plugin.idempotent:
         return None
     x = _normal(64, 160)
     spec = QuantSpec(plugin.name)
@@ -249,7 +250,7 @@ def _next_state(plugin: Plugin) -> str | None:
     spec, options = QuantSpec(plugin.name), {plugin.name: plugin.options}
     try:
         for step in range(2):  # with the initial state, and with the next one
-            call(_normal(48, 160), spec, 1, seed, None, _OPERAND, step, states)
+            call(_normal(48, 160), spec, 1, seed, None, CallSite(_OPERAND, step, states))
             states.end_step(step + 1, options)
     except ValueError as error:
         return str(error)
@@ -263,7 +264,7 @@ def _gradients(plugin: Plugin) -> str | None:
         for shape in _SHAPES:
             x, spec = _normal(*shape), QuantSpec(plugin.name, tile=tile)
             grad = x.flip(-1) / 8
-            result = estimated(grad, x, spec, x.dim() - 1, _OPERAND, 0, PluginStates())
+            result = estimated(grad, x, spec, x.dim() - 1, CallSite(_OPERAND))
             if not result.isfinite().all():
                 return f"not for {list(shape)} with {tile} tiles"
     return ""

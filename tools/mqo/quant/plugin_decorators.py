@@ -25,6 +25,7 @@ def quantizer(
     state: Mapping[str, float | list[float]] | None = None,
     estimator: bool = False,
     terms: int = 1,
+    idempotent: bool = True,
 ) -> Callable[[F], F]:
     """Make the decorated function a type with this name, wherever a type is named.
 
@@ -50,6 +51,8 @@ def quantizer(
         terms: the largest number of terms of a result, at most 4. A linear layer adds the products
             of all pairs of terms in float32. Attention, grouped experts and Transformer Engine's
             layers get the sum, rounded to the dtype of the model.
+        idempotent: whether a second rounding to nearest, with the same amax, changes nothing, which
+            `mqo plugin check` tests. It is False for scales that depend on other statistics.
 
     A run reads the arguments without running the file, so they must be literals there.
 
@@ -65,7 +68,7 @@ def quantizer(
         check_free(name)
         flags = (block, square, needs_amax, stochastic, independent_rows)
         tables = (dict(options or {}), dict(state or {}))
-        register_plugin(Plugin(name, *flags, *tables, estimator, terms, function))
+        register_plugin(Plugin(name, *flags, *tables, estimator, terms, idempotent, function))
         weights_changed()  # cached ones may have been rounded by an older function
         return function
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from mqo.quant.plugin_calls import QuantizerError
+from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_modules import Location, local_files, location_of
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import PLUGINS, Plugin

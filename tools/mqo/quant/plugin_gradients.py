@@ -3,15 +3,8 @@
 import torch
 from torch import Tensor
 
-from mqo.quant.plugin_calls import (
-    QuantizerContext,
-    QuantizerError,
-    as_rows,
-    from_blocks,
-    run_function,
-    to_blocks,
-)
-from mqo.quant.plugin_states import Operand, PluginStates
+from mqo.quant.plugin_calls import as_rows, from_blocks, run_function, to_blocks
+from mqo.quant.plugin_context import CallSite, QuantizerContext, QuantizerError
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.spec import QuantSpec
 
@@ -21,9 +14,7 @@ def estimated(
     x: Tensor,
     spec: QuantSpec,
     axis: int,
-    key: Operand,
-    step: int,
-    states: PluginStates,
+    site: CallSite,
 ) -> Tensor:
     """Return the gradient with respect to `x`, from that with respect to the rounded `x`.
 
@@ -34,8 +25,7 @@ def estimated(
     """
     plugin = PLUGINS[spec.quant_type]
     assert plugin.estimate is not None  # the call in the forward pass checked it
-    state = states.state_of(plugin, key, x.device)
-    context = QuantizerContext(*key, step, spec.tile, dict(spec.options), state, [], None, None)
+    context = QuantizerContext.of(plugin, spec, site, x.device)
     rows = (as_rows(tensor, axis).float() for tensor in (grad, x))
     tensors = [to_blocks(tensor, plugin.block, spec.tile).contiguous() for tensor in rows]
     subject = f"the estimator of {plugin.name}"

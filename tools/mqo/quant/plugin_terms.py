@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import FORMATS, check_choice
-from mqo.quant.plugin_calls import QuantizerContext
+from mqo.quant.plugin_context import QuantizerContext
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec
 

@@ -70,6 +70,7 @@ class Plugin:
     state: Mapping[str, float | list[float]] = field(default_factory=dict)
     estimator: bool = False
     terms: int = 1
+    idempotent: bool = True
     function: Function | None = field(default=None, compare=False, repr=False)
     update: Update | None = field(default=None, compare=False, repr=False)
     estimate: Estimate | None = field(default=None, compare=False, repr=False)
@@ -86,7 +87,7 @@ class Plugin:
             )
         if self.block is not None and (type(self.block) is not int or self.block not in _BLOCKS):
             raise ValueError(f"invalid block {self.block!r} of {self.name}; valid: 1 to 4096")
-        for name in ("square", "needs_tensor_amax", "stochastic", "independent_rows", "estimator"):
+        for name in (f.name for f in fields(self) if f.type == "bool"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"invalid {name} of {self.name}; valid: True or False")
         if type(self.terms) is not int or self.terms not in _TERMS:

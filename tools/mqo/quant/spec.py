@@ -120,9 +120,12 @@ class QuantSpec:
 
     @property
     def tile_text(self) -> str:
-        """The tile that shares a scale: '1x32', '16x16', or 'tensor' without blocks."""
+        """The tile that shares a scale: '1x32', '16x16', or 'tensor' without blocks.
+
+        It is 'own' for a custom quantizer without blocks, which may scale what it wants.
+        """
         if self.block is None:
-            return "tensor"
+            return "own" if self.plugin else "tensor"
         return f"{self.block if self.tile == 'square' else 1}x{self.block}"
 
     @property
