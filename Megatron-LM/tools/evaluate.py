@@ -77,12 +77,12 @@ def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Return the folder of the newest iteration, and the {site: quant type} of its last step.
 
     `rows` says whether a recipe had rows for operands or layers, which are in the run's options;
-    `modelopt` describes what ModelOpt's state quantizes, if the checkpoint has one.
+    `plugins` has the versions and options of custom quantizers; `modelopt` describes what ModelOpt's state quantizes, if the checkpoint has one.
     """
     from megatron.inference import load_model
     from megatron.inference.checkpoint_args import common_state
     from mqo.megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
-    from mqo.megatron.run.resumed_types import ROWS
+    from mqo.megatron.run.resumed_types import PLUGINS, ROWS
 
     del platform
     folder = load_model.find_checkpoint(given.checkpoint)
@@ -90,8 +90,13 @@ def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
     types = load_model.types_of(args, folder)
     state = common_state(folder / STATE) if (folder / STATE).is_dir() else {}
     modelopt = describe_state(state, getattr(args, QUANTIZED_AS, None))
-    rows = bool(getattr(args, ROWS, None))
-    return {"folder": str(folder), "types": types, "rows": rows, "modelopt": modelopt}
+    return {
+        "folder": str(folder),
+        "types": types,
+        "rows": bool(getattr(args, ROWS, None)),
+        "plugins": getattr(args, PLUGINS, {}),
+        "modelopt": modelopt,
+    }
 
 
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:

@@ -8,7 +8,9 @@ of its own. With a weight W, and a gradient D:
     X = 1 m + R,    X W ≈ 1 (Q(m) Q(W)) + Q(R) Q(W)
     D = 1 d + S,    Dᵀ X ≈ (1 Q(d) + Q(S))ᵀ (1 Q(m) + Q(R))
 
-The product of a mean with a rest is zero before rounding. It stays in wgrad, as in the paper.
+The product of a mean with a rest is zero before rounding. It stays in wgrad, as in the paper. The
+tokens are those of a rank's micro-batch. The paper does not say which elements of the mean share a
+scale; here they are 16 features.
 """
 
 from mqo.quant import QuantizerContext, quantizer, round_term
@@ -30,7 +32,8 @@ def averis(x: Tensor, context: QuantizerContext) -> list[tuple[Tensor, float]]:
     if context.operand == "weight" or not x.numel():
         return [round_term(x, kind, context, **choices)]
     tokens = 1 if context.site == "wgrad" else 0  # x is [tokens, features]; in wgrad its transpose
-    mean = x.mean(tokens, keepdim=True)
+    # In float64, because the order of the sum depends on the number of features that a rank has.
+    mean = x.double().mean(tokens, keepdim=True).float()
     # A block of the mean has features, in wgrad as well, where those of the rest have tokens.
     values, alpha = round_term(mean.reshape(1, -1), kind, context, **choices)
     rest = round_term(x - mean, kind, context, **choices)

@@ -127,6 +127,8 @@ def _forward_pass(
             help="To run it without the recipe, name a mode",
         )
     _check_known(model, types, plugins)
+    if model.quant_config is None:
+        _check_versions(model, plugins, facts["plugins"])
     rows = recipe_rows(model.quant_config, types)
     quant = ForwardPass(_mode_of(types, rows), types, rows)
     quant = replace(quant, plugins=used(plugins, quant.all_types))
@@ -169,6 +171,21 @@ def _check_known(model: SavedModel, types: Mapping[str, str], plugins: Iterable[
             expected="a type of this release, or --plugin FILE with the quantizer of this name",
             help="To run it in another way, name a mode",
         )
+
+
+def _check_versions(
+    model: SavedModel, plugins: Iterable[RunPlugin], recorded: Mapping[str, str]
+) -> None:
+    """Raise CheckpointError for a quantizer of another version, or with other options."""
+    for plugin in plugins:
+        was, now = recorded.get(plugin.name), plugin.row().text
+        if was is not None and was != now:
+            raise CheckpointError(
+                f"{model.folder} was trained with {plugin.name}, {was}, and {plugin.source} has "
+                f"{now}",
+                expected="that version of the file, and its options by --plugin-option",
+                help="To run it in another way, name a mode",
+            )
 
 
 def _refuse_foreign(

@@ -49,6 +49,12 @@ class PluginRow:
         """The start of the digest, which names the version in labels."""
         return self.digest[:_SHOWN]
 
+    @property
+    def text(self) -> str:
+        """The version and the options, as checkpoints keep them."""
+        options = [f"{name} {value}" for name, value in sorted(self.options.items())]
+        return ", ".join([f"version {self.version}", *options])
+
     def declare(self, name: str) -> None:
         """Make the quantizer a type; raise ValueError for an invalid row."""
         check_free(name)

@@ -83,11 +83,8 @@ def _rows(options: QuantConfig) -> dict[str, str]:
 
 def _versions(options: QuantConfig) -> dict[str, str]:
     """Return the version and the options of each custom quantizer, as text."""
-    rows = {name: row for name, row in options.plugins.items() if name in options.own_types()}
-    return {
-        name: ", ".join([f"version {row.version}", *(f"{k} {v}" for k, v in row.options.items())])
-        for name, row in rows.items()
-    }
+    own = options.own_types()
+    return {name: row.text for name, row in options.plugins.items() if name in own}
 
 
 def _by_step(options: QuantConfig, site: str, total: int | None) -> str:
