@@ -19,12 +19,21 @@ from pathlib import Path
 
 import torch
 from mqo.launch.machine import cpu_model
-from mqo.quant import FORMATS, Hadamard, QuantSpec, config, fake_quantize, gemm_operands
+from mqo.quant import (
+    FORMATS,
+    Hadamard,
+    QuantSpec,
+    config,
+    fake_quantize,
+    gemm_operands,
+    load_quantizers,
+)
 from mqo.quant.hadamard import transform
 from timing import Workload, best
 from torch import Tensor
 
-SIDE = 4096
+SIDE, OWN_SIDE = 4096, 1024
+EXAMPLES = Path(__file__).parents[1] / "docs/quantizers"
 TOKENS, INPUTS, OUTPUTS = 2048, 1024, 4096
 LINEAR_REPEATS = 5
 LINEAR_KINDS = ("none", "mxfp8", "mxfp4", "hifp8", "nvfp4", "hif4")
@@ -49,6 +58,9 @@ def main() -> None:
     print("| path | dtype | ms | ratio to plain |\n|---|---|---|---|")
     for dtype in (torch.bfloat16, torch.float32):
         print_linear(dtype)
+    print(f"\nCustom quantizers, {OWN_SIDE} x {OWN_SIDE}, best of {arguments.repeats}\n")
+    print("| path | dtype | ms | ratio to nvfp4 |\n|---|---|---|---|")
+    print_own(arguments.repeats)
 
 
 def print_matrix(dtype: torch.dtype, repeats: int) -> None:
@@ -66,6 +78,14 @@ def print_matrix(dtype: torch.dtype, repeats: int) -> None:
     best_s = best(workloads, repeats)
     best_s |= best({"mxfp8, cpu, a new tensor": quantize(x, QuantSpec("mxfp8"), -1, None)}, 5)
     print_table(best_s, dtype)
+
+
+def print_own(repeats: int) -> None:
+    """Print the time of the quantizers in Python of docs/quantizers, compared with nvfp4."""
+    x = torch.randn(OWN_SIDE, OWN_SIDE)
+    names = [name for file in sorted(EXAMPLES.glob("*.py")) for name in load_quantizers(file)]
+    workloads = {name: quantize(x, QuantSpec(name), -1, None) for name in ("nvfp4", *names)}
+    print_table(best(workloads, repeats), x.dtype)
 
 
 def ways(kind: str) -> Iterator[tuple[str, tuple[QuantSpec, int]]]:

@@ -44,8 +44,11 @@ class Variant:
     flags: tuple[str, ...] = ()
     gemms: Gemms = "fprop"
     recipe: str = ""
+    plugin: str = ""
 
 
+EXAMPLES = "docs/quantizers/"
+_OWN = ("four_over_six", "ms_eden", "ue5m3", "averis")
 VARIANTS = {
     "upstream": Variant("bf16", ("quant_sites", "weight_epochs", "run_hooks")),
     "bf16, unfused attention": Variant("bf16", flags=UNFUSED),
@@ -57,6 +60,11 @@ VARIANTS = {
     "FA_linear_mxfp4": Variant("FA_linear_mxfp4"),
     "FA_linear_hifp8": Variant("FA_linear_hifp8"),
     **{f"recipe {name}": Variant(BASE, recipe=name) for name in names()},
+    **{
+        f"quantizer {name}": Variant(f"linear_{name}", gemms="all", plugin=f"{EXAMPLES}{name}.py")
+        for name in _OWN
+    },
+    "quantizer quest": Variant(BASE, recipe=f"{EXAMPLES}quest.toml"),
 }
 
 
@@ -114,6 +122,8 @@ def configured(variant: Variant, given: argparse.Namespace, *, batch: int, steps
         dtype=given.dtype,
         gemms=variant.gemms,
         recipe=read(variant.recipe) if variant.recipe else None,
+        plugins=[PROJECT.root / variant.plugin] if variant.plugin else (),
+        allow_mostly_unquantized=True,
         without=variant.without,
         extra_flags=(*flags, *variant.flags),
     )

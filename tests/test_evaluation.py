@@ -139,6 +139,9 @@ def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
     assert (found.text, found.tokens) == (("a text.txt",), 100)
     assert 0 < found.loss < 12
     assert found.checkpoint == "iter_0000006"
+    other = (alone / "iter_0000006").rename(alone / "a model")
+    with pytest.raises(CheckpointError, match="a model has the files of an iteration"):
+        evaluation.evaluate(vendored, [SavedModel.find(other)], [MODE], ())
 
 
 # -- tasks -----------------------------------------------------------------------------------------

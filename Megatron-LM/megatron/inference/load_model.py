@@ -27,7 +27,7 @@ from .checkpointing import TRACKER, WEIGHTS_ONLY, checkpoint_folder
 from .one_process import build, load_weights, typed_build_errors
 
 T = TypeVar("T")
-ITERATION = "iter_"
+ITERATION, RELEASE = "iter_", "release"
 # Flags of a program that reads weights and does not train.
 READING = ["--train-iters=1", "--lr=0"]
 
@@ -103,8 +103,14 @@ def arguments_here(
 
     Raises:
         CheckpointError: an argument of the checkpoint is refused.
-        SavedError: upstream refuses the combination of the arguments.
+        SavedError: upstream refuses the combination of the arguments, or would not find the folder.
     """
+    if iteration(folder) is None and folder.name != RELEASE:
+        raise SavedError(
+            f"The folder {folder} has the files of an iteration, and upstream reads none of this "
+            "name",
+            f"the name {ITERATION}0000160, for iteration 160, or {RELEASE}",
+        )
     model = model_arguments(vars(saved), folder, ignored)
     before, sys.argv = sys.argv, [sys.argv[0], *platform, *READING]
     args = arguments.parse_args()

@@ -50,7 +50,7 @@ _VALID: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class OperandRow:
-    """The differences of one operand; None stands for the site's type or the run's option.
+    """The differences of one operand; None is for the site's type or the run's option.
 
     quant_type: the operand's type; 'none' leaves it unquantized. hadamard: the points of the
     transform along the contraction axis; signs: its signs. Both are equal for both operands of a
@@ -124,8 +124,8 @@ def _check_operands(rows: Mapping[str, OperandRow]) -> None:
     for name, row in rows.items():
         if row.source and name not in _ROUNDED_IN_FPROP:
             raise ValueError(
-                f"{name} has a source, and is no operand of backward that the forward pass rounds; "
-                f"valid: source for {' and '.join(_ROUNDED_IN_FPROP)}"
+                f"{name} has a source; valid: source for {' and '.join(_ROUNDED_IN_FPROP)}, which "
+                "the forward pass rounds, too"
             )
     for site in SITES.values():
         lhs, rhs = (rows.get(f"{site.name}.{op}", PLAIN) for op in (site.lhs, site.rhs))
