@@ -51,8 +51,8 @@ def kind_of(letter):
 """,
     "kinds/table.py": 'KINDS = {"a": "mxfp4", "b": "mxfp8"}\n',
 }
-MODE = "FA_linear_mine"
-SITES = ("fprop", "dgrad", "wgrad", "qk")
+MODE = "mine"
+SITES = ("fprop", "dgrad", "wgrad", "qk", "pv")
 
 
 def program(*words, folder):
@@ -85,7 +85,7 @@ def trained(tmp_path_factory):
 
 
 def test_it_trains_to_the_bits_of_the_format_that_it_computes(trained, start):
-    expected = start("FA_linear_mxfp8", gemms="all", flags=TINY)
+    expected = start("mxfp8", gemms="all", flags=(*TINY, "--attention-backend", "unfused"))
     assert len(losses(trained)[0]) == 6
     assert losses(trained) == losses(expected)
     noise = [
@@ -93,6 +93,7 @@ def test_it_trains_to_the_bits_of_the_format_that_it_computes(trained, start):
         for run in (trained, expected)
     ]
     assert noise[0] == noise[1]
+    assert "attention with a quantized pv stores its s x s scores" in trained.log.read_text()
 
 
 def test_the_run_keeps_copies_of_the_files_that_it_ran(trained):
@@ -115,10 +116,7 @@ def test_its_records_name_the_type(trained):
     kinds = {row["quant_type"] for row in coverage["products"]}
     assert kinds == {"mine", "none", None}  # None: a product at no site
     assert coverage["quantized_share"] > 0.5
-    assert json.loads(trained.result.read_text())["types"] == {
-        **dict.fromkeys(SITES, "mine"),
-        "pv": "none",
-    }
+    assert json.loads(trained.result.read_text())["types"] == dict.fromkeys(SITES, "mine")
     assert "custom_quant_type = 'mine'" in trained.overlay_diff.read_text()
 
 
@@ -136,9 +134,9 @@ def test_a_replay_runs_the_copies_and_is_bit_equal(trained, checkout_with, tmp_p
 def test_an_evaluation_runs_the_quantizer_of_ones_own_run(vendored, trained):
     words = evaluation.text(tokens=128)
     model = SavedModel.find(trained.root)
-    own, equal = evaluation.evaluate(vendored, [model], [AS_TRAINED, "FA_linear_mxfp8"], words)
+    own, equal = evaluation.evaluate(vendored, [model], [AS_TRAINED, "mxfp8"], words)
     assert own.mode == f"{MODE} {digest_of(trained.plugins / 'mine/mine.py')[:6]} letter=b"
-    assert own.types == {"fprop": "mine", "qk": "mine", "pv": "none"}
+    assert own.types == {"fprop": "mine", "qk": "mine", "pv": "mine"}
     assert own.loss == equal.loss
 
 
@@ -216,11 +214,12 @@ def test_a_run_with_another_module_of_its_quantizer_is_not_ones_own(
     assert not (tmp_path / "runs").exists()
 
 
-# -- states ----------------------------------------------------------------------------------------
+# -- states, gradients and layouts -----------------------------------------------------------------
 
-# Scales by the amax of earlier steps.
-DELAYED = """
-from mqo.quant import end_step, quantizer
+# "delayed" and "drawn" scale by the amax of earlier steps.
+QUANTIZERS = """
+import torch
+from mqo.quant import end_step, estimator, fake_quantize, quantizer
 
 @quantizer("delayed", options={"weight": 0.5}, state={"amax": 0.5})
 def delayed(x, context):
@@ -232,6 +231,29 @@ def delayed(x, context):
 def end(state, notes, step, options):
     weight = options["weight"]
     return {"amax": weight * notes["amax"] + (1 - weight) * state["amax"]}
+
+@quantizer("drawn", stochastic=True, state={"amax": 0.5})
+def drawn(x, context):
+    context.note("amax", x.abs().max())
+    step = context.state["amax"] / 64
+    return (x / step + context.rand()).floor().clamp(-64, 64) * step
+
+@end_step("drawn")
+def largest(state, notes, step, options):
+    return notes
+
+@quantizer("steep", estimator=True)
+def steep(x, context):
+    return (x * 4096).round() / 4096
+
+@estimator("steep")
+def gradient(grad, x, context):
+    share = context.step + 1 if context.operand == "weight" else 1
+    return share * grad * (1 + torch.tanh(10 * x))
+
+@quantizer("blocks", block=32)
+def blocks(x, context):
+    return fake_quantize(x, "mxfp8")
 """
 HALF, WHOLE = 4, 8
 SIZES = (
@@ -243,33 +265,43 @@ SIZES = (
 TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
 PIPELINE = "--pipeline-model-parallel-size 2"
 RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+EXPERTS = (
+    "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
+    "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
+)
+EXPERT = f"{EXPERTS} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2"
+# Ranks share the experts, and the data of all other layers.
+SHARED = {
+    "flags": f"{EXPERT} --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    "processes": 2,
+}
 
 
 @pytest.fixture(scope="module")
-def stateful(tmp_path_factory, checkout_with):
-    """A function that trains with a state in a layout: whole, or from the fourth step."""
-    root = tmp_path_factory.mktemp("states")
-    file = root / "delayed.py"
-    file.write_text(DELAYED)
+def train(tmp_path_factory, checkout_with):
+    """A function that trains in a layout: whole, or from the fourth step of `start`."""
+    root = tmp_path_factory.mktemp("layouts")
+    file = root / "several.py"
+    file.write_text(QUANTIZERS)
     project = checkout_with(runs=root / "runs")
     done = {}
 
-    def train(flags="", processes=1, resumes=True, **rest):
-        key = (flags, processes, resumes, *rest)
+    def train(mode="FA_linear_delayed", flags="", processes=1, start=None, gemms="all", **rest):
+        key = (mode, flags, processes, start, *rest)
         if key not in done:
             checkpoints = root / f"checkpoints {len(done)}"
-            if resumes:
+            if start:
                 name = f"iter_{HALF:07d}"
-                shutil.copytree(train(resumes=False)[1] / name, checkpoints / name)
+                shutil.copytree(start / name, checkpoints / name)
                 (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(HALF))
             cell = resolve(
-                *("llama32-1b", "wikipedia", "FA_linear_delayed", "smoke"),
+                *("llama32-1b", "wikipedia", mode, "smoke"),
                 extra_flags=tuple(f"{SIZES} {flags}".split()),
                 cluster=Cluster(nproc_per_node=processes),
                 checkpoint=checkpoints,
-                gemms="all",
-                plugins=[file],
-                plugin_options=["delayed.weight=0.75"],
+                gemms=gemms,
+                plugins=[] if mode == "mxfp8" else [file],
+                plugin_options=["delayed.weight=0.75"] if "delayed" in mode else [],
                 **rest,
             )
             done[key] = real_runs.run(project, cell), checkpoints
@@ -284,6 +316,7 @@ RESUMED = {
     "pipeline": {"flags": PIPELINE, "processes": 2},
     "recomputed": {"flags": RECOMPUTED},
     "cached weights": {"cache_weights": True},  # a validation caches them, too
+    "experts and data": {"mode": "FA_linear_drawn", **SHARED},
 }
 
 
@@ -301,15 +334,41 @@ def saved_states(checkpoints, step=WHOLE):
 
 
 @pytest.mark.parametrize("layout", RESUMED.values(), ids=RESUMED)
-def test_a_resumed_training_has_the_losses_and_states_of_the_whole_one(stateful, layout):
-    (whole, checkpoints), (rest, resumed) = stateful(resumes=False), stateful(**layout)
+def test_a_resumed_training_has_the_losses_and_states_of_the_whole_one(train, layout):
+    """The whole one has one process, but if each rank would draw other numbers."""
+    whole, checkpoints = train(**layout if "mode" in layout else {})
+    rest, resumed = train(start=checkpoints, **layout)
     assert [step for step, _ in losses(rest)[0]] == list(range(HALF + 1, WHOLE + 1))
     assert losses(rest)[0] == losses(whole)[0][HALF:]
     assert saved_states(resumed).keys() == saved_states(checkpoints).keys()
 
 
-def test_checkpoints_hold_the_states_of_all_layers(stateful):
-    checkpoints = stateful(resumes=False)[1]
+STEEP = {"mode": "linear_steep", "gemms": "fprop"}
+SPLIT = {
+    "tensor, experts": f"{EXPERT} {TENSOR} --expert-tensor-parallel-size 1",
+    "pipeline": f"{EXPERTS} {PIPELINE}",
+}
+
+
+@pytest.mark.parametrize("flags", SPLIT.values(), ids=SPLIT)
+def test_an_estimator_computes_the_gradients_of_one_process(train, flags):
+    """Those of a weight that is tied, too."""
+    whole, checkpoints = train(flags=EXPERTS, **STEEP)
+    rest, _ = train(flags=flags, processes=2, start=checkpoints, **STEEP)
+    norms, ours = ([norm for _, norm in run.read_metrics()["grad-norm"]] for run in (whole, rest))
+    assert norms[-1] > HALF * norms[0]  # as its share of steps says
+    assert ours == pytest.approx(norms[HALF:], rel=1e-5)
+    expected = [loss for _, loss in losses(whole)[0][HALF:]]
+    assert [loss for _, loss in losses(rest)[0]] == pytest.approx(expected, rel=1e-5)
+
+
+def test_ranks_with_other_experts_and_data_train_to_the_bits_of_the_format(train):
+    own, expected = (train(mode, **SHARED)[0] for mode in ("blocks", "mxfp8"))
+    assert losses(own) == losses(expected)
+
+
+def test_checkpoints_hold_the_states_of_all_layers(train):
+    checkpoints = train()[1]
     names = [name.split("/") for name in saved_states(checkpoints)]
     assert {(name, site, state) for name, site, *_, state in names} == {
         ("delayed", site, "amax") for site in SITES
@@ -321,11 +380,11 @@ def test_checkpoints_hold_the_states_of_all_layers(stateful):
 
 
 @pytest.fixture
-def with_states(stateful, tmp_path):
+def with_states(train, tmp_path):
     """A function that returns the last checkpoint of the whole training with other states."""
 
     def copy(change):
-        run, checkpoints = stateful(resumes=False)
+        run, checkpoints = train()
         name = f"iter_{WHOLE:07d}"
         folder = shutil.copytree(checkpoints / name, tmp_path / name)
         content = saved(folder)
@@ -337,8 +396,8 @@ def with_states(stateful, tmp_path):
     return copy
 
 
-def test_an_evaluation_uses_the_saved_states(vendored, stateful, with_states):
-    models = [SavedModel.find(stateful(resumes=False)[0].root), with_states(lambda states: {})]
+def test_an_evaluation_uses_the_saved_states(vendored, train, with_states):
+    models = [SavedModel.find(train()[0].root), with_states(lambda states: {})]
     own, without = evaluation.evaluate(vendored, models, [AS_TRAINED], evaluation.text(tokens=512))
     assert own.types == without.types == {"fprop": "delayed", "qk": "delayed", "pv": "none"}
     assert own.loss != pytest.approx(without.loss, rel=1e-5)

@@ -5,11 +5,13 @@ import pickle
 
 import pytest
 import torch
+from mqo.project import Project
 from mqo.quant.config import QuantConfig, current, parse
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import LABEL
 from mqo.quant.linear import QuantLinear
 from mqo.quant.operand_table import LayerRule, OperandRow
+from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.progress import set_step
 from mqo.quant.quantization import PROCESS, ModelQuantization
 from mqo.quant.recipe import LINEAR_SITES, Recipe, names
@@ -43,10 +45,15 @@ OPTIONS = {
         },
     },
 }
+# The examples of custom quantizers, but QuEST, whose gradients Megatron's layers get from hooks.
+EXAMPLES = ("averis", "four_over_six", "ms_eden", "ue5m3")
+OPTIONS |= {f"quantizer {name}": {"types": name} for name in EXAMPLES}
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def config(types="none", recipe=None, **options):
+    if types in EXAMPLES:
+        load_quantizers(Project.here().root / f"docs/quantizers/{types}.py")
     if recipe:
         chosen = Recipe.load(recipe)
         types, options = chosen.types.model_dump(), {"operands": chosen.operands, **chosen.options}
