@@ -4,7 +4,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from mqo.launch import evaluation
 from mqo.launch.config import resolve
+from mqo.launch.forward_pass import AS_TRAINED, SavedModel
 from mqo.launch.rerun import BitEqual, rerun
 from mqo.recipes import recipe as recipes
 
@@ -59,7 +61,7 @@ MODELS = {"llama32-1b": [], "deepseek2_lite": EXPERTS.split()}
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_they_resume_and_replay_to_the_last_bit(checkout_with, recipe, model, tmp_path):
+def test_they_resume_and_replay_to_the_last_bit(checkout_with, vendored, recipe, model, tmp_path):
     project = checkout_with(runs=tmp_path / "runs")
     whole = train(project, recipe, model, tmp_path / "whole")
     half = tmp_path / "half"
@@ -70,5 +72,8 @@ def test_they_resume_and_replay_to_the_last_bit(checkout_with, recipe, model, tm
     assert [step for step, _ in losses(whole)[0]] == list(range(1, LAST + 1))
     assert losses(rest)[0] == losses(whole)[0][SAVED:]
     assert {row["quant_type"] for row in stats_of(whole)} == {*BLOCKS, "quest", "excluded"}
+    words = evaluation.text(tokens=64)
+    (own,) = evaluation.evaluate(vendored, [SavedModel.find(whole.root)], [AS_TRAINED], words)
+    assert own.types["fprop"] == "quest" and own.tokens == 64
     result = rerun(project, whole, allow_versions=True, report=lambda text: None)
     assert result == BitEqual(result.run, LAST)

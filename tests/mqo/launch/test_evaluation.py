@@ -188,7 +188,8 @@ def test_rows_of_a_recipe_are_those_of_its_own_types_alone(tmp_path):
     path = tmp_path / "quant.toml"
     path.write_text(
         '[asked]\nfprop = "nvfp4"\ndgrad = "mxfp4"\n[operands]\n'
-        '"fprop.weight" = { tile = "square" }\n[[rules]]\nlayers = "a"\nquant_type = "none"\n'
+        '"fprop.weight" = { tile = "square" }\n"dgrad.weight" = { source = "fprop" }\n'
+        '[[rules]]\nlayers = "a"\nquant_type = "none"\n'
     )
     rows = recipe_rows(path, {"fprop": "nvfp4"})
     assert rows["operands"] == {"fprop.weight": {"tile": "square"}}

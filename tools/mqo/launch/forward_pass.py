@@ -221,13 +221,19 @@ def _forward(types: Mapping[str, str]) -> dict[str, str]:
 
 
 def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]:
-    """Return the rows of a run's recipe for `quant_toml`, if `types` occur in its schedule."""
+    """Return the rows of a run's recipe for `quant_toml`, if `types` occur in its schedule.
+
+    Those of the backward pass are left out: their source is not in a forward pass either.
+    """
     record = quant_toml_of(config)
     for site, quant_type in _forward(types).items():
         later = re.findall(r"\w+", record.schedule.get(site, ""))
         if quant_type not in (tables.NONE, record.asked.get(site, tables.NONE), *later):
             return {}
-    return {name: rows for name in ("operands", "rules") if (rows := getattr(record, name))}
+    operands = {
+        name: row for name, row in record.operands.items() if name.partition(".")[0] not in BACKWARD
+    }
+    return {name: rows for name, rows in (("operands", operands), ("rules", record.rules)) if rows}
 
 
 def quant_toml_of(config: Path | None) -> QuantToml:
