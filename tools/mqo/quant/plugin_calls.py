@@ -75,7 +75,7 @@ def call(
         amax = None
     elif amax is None:
         amax = largest(x)
-    context = replace(QuantizerContext.of(plugin, spec, site, x.device), _amax=amax)
+    context = replace(QuantizerContext.begin(plugin, spec, site, x.device), _amax=amax)
     if plugin.stochastic:
         assert seed is not None  # `check_arguments` checks it
         context = replace(context, _random=_random(x, axis, padded.shape, seed, site.shared_seed))

@@ -77,7 +77,7 @@ class QuantizerContext:
     _notes: list[tuple[str, Tensor]] = field(default_factory=list, repr=False)
 
     @classmethod
-    def of(
+    def begin(
         cls, plugin: Plugin, spec: QuantSpec, site: CallSite, device: torch.device
     ) -> QuantizerContext:
         """Return the context of a call, without amax and random numbers."""

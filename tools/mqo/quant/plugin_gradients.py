@@ -25,7 +25,7 @@ def estimated(
     """
     plugin = PLUGINS[spec.quant_type]
     assert plugin.estimate is not None  # the call in the forward pass checked it
-    context = QuantizerContext.of(plugin, spec, site, x.device)
+    context = QuantizerContext.begin(plugin, spec, site, x.device)
     rows = (as_rows(tensor, axis).float() for tensor in (grad, x))
     tensors = [to_blocks(tensor, plugin.block, spec.tile).contiguous() for tensor in rows]
     subject = f"the estimator of {plugin.name}"
