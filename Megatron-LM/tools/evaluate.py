@@ -76,8 +76,9 @@ def parser() -> argparse.ArgumentParser:
 def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Return the folder of the newest iteration, and the {site: quant type} of its last step.
 
-    `rows` says whether a recipe had rows for operands or layers, which are in the run's options;
-    `plugins` has the versions and options of custom quantizers; `modelopt` describes what ModelOpt's state quantizes, if the checkpoint has one.
+    `rows` says whether a recipe had rows for operands or layers, which are in the run's options.
+    `plugins` has the versions and options of custom quantizers, and `modelopt` describes what
+    ModelOpt's state quantizes, if the checkpoint has one.
     """
     from megatron.inference import load_model
     from megatron.inference.checkpoint_args import common_state
