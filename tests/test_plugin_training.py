@@ -16,7 +16,7 @@ from mqo.launch.rerun import BitEqual, rerun
 from mqo.project import Project
 from mqo.quant.plugin_modules import digest_of
 from mqo.quant.plugins import PLUGINS
-from mqo.runs import RunFolder
+from mqo.runs import TRAIN_LOSS, RunFolder
 
 pytest.importorskip("torch")
 import torch
@@ -53,6 +53,17 @@ def kind_of(letter):
 }
 MODE = "mine"
 SITES = ("fprop", "dgrad", "wgrad", "qk", "pv")
+
+EXPERTS = (
+    "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
+    "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
+)
+EXPERT = f"{EXPERTS} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2"
+# Ranks share the experts, and the data of all other layers.
+SHARED = {
+    "flags": f"{EXPERT} --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    "processes": 2,
+}
 
 
 def program(*words, folder):
@@ -96,6 +107,13 @@ def test_it_trains_to_the_bits_of_the_format_that_it_computes(trained, start):
     assert "attention with a quantized pv stores its s x s scores" in trained.log.read_text()
 
 
+def test_ranks_with_other_experts_and_data_train_to_the_bits_of_the_format(trained, start):
+    rest = {"training": "tiny", "gemms": "all", "flags": (*TINY, *SHARED["flags"].split())}
+    rest["cluster"] = Cluster(nproc_per_node=SHARED["processes"])
+    own = {"plugins": (trained.plugins / "mine/mine.py",), "plugin_options": ("mine.letter=b",)}
+    assert losses(start(MODE, **own, **rest)) == losses(start("mxfp8", **rest))
+
+
 def test_the_run_keeps_copies_of_the_files_that_it_ran(trained):
     folder = trained.plugins / "mine"
     python = list(folder.rglob("*.py"))
@@ -114,7 +132,7 @@ def test_its_records_name_the_type(trained):
     }
     coverage = json.loads(trained.coverage.read_text())
     kinds = {row["quant_type"] for row in coverage["products"]}
-    assert kinds == {"mine", "none", None}  # None: a product at no site
+    assert kinds == {"mine", None}  # None: a product at no site
     assert coverage["quantized_share"] > 0.5
     assert json.loads(trained.result.read_text())["types"] == dict.fromkeys(SITES, "mine")
     assert "custom_quant_type = 'mine'" in trained.overlay_diff.read_text()
@@ -219,7 +237,7 @@ def test_a_run_with_another_module_of_its_quantizer_is_not_ones_own(
 # "delayed" and "drawn" scale by the amax of earlier steps.
 QUANTIZERS = """
 import torch
-from mqo.quant import end_step, estimator, fake_quantize, quantizer
+from mqo.quant import end_step, estimator, quantizer
 
 @quantizer("delayed", options={"weight": 0.5}, state={"amax": 0.5})
 def delayed(x, context):
@@ -250,10 +268,6 @@ def steep(x, context):
 def gradient(grad, x, context):
     share = context.step + 1 if context.operand == "weight" else 1
     return share * grad * (1 + torch.tanh(10 * x))
-
-@quantizer("blocks", block=32)
-def blocks(x, context):
-    return fake_quantize(x, "mxfp8")
 """
 HALF, WHOLE = 4, 8
 SIZES = (
@@ -265,16 +279,6 @@ SIZES = (
 TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
 PIPELINE = "--pipeline-model-parallel-size 2"
 RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
-EXPERTS = (
-    "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
-    "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
-)
-EXPERT = f"{EXPERTS} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2"
-# Ranks share the experts, and the data of all other layers.
-SHARED = {
-    "flags": f"{EXPERT} --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
-    "processes": 2,
-}
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +293,7 @@ def train(tmp_path_factory, checkout_with):
     def train(mode="FA_linear_delayed", flags="", processes=1, start=None, gemms="all", **rest):
         key = (mode, flags, processes, start, *rest)
         if key not in done:
-            checkpoints = root / f"checkpoints {len(done)}"
+            checkpoints = tmp_path_factory.mktemp("checkpoints")
             if start:
                 name = f"iter_{HALF:07d}"
                 shutil.copytree(start / name, checkpoints / name)
@@ -300,7 +304,7 @@ def train(tmp_path_factory, checkout_with):
                 cluster=Cluster(nproc_per_node=processes),
                 checkpoint=checkpoints,
                 gemms=gemms,
-                plugins=[] if mode == "mxfp8" else [file],
+                plugins=[file],
                 plugin_options=["delayed.weight=0.75"] if "delayed" in mode else [],
                 **rest,
             )
@@ -346,32 +350,30 @@ def test_a_resumed_training_has_the_losses_and_states_of_the_whole_one(train, la
 STEEP = {"mode": "linear_steep", "gemms": "fprop"}
 SPLIT = {
     "tensor, experts": f"{EXPERT} {TENSOR} --expert-tensor-parallel-size 1",
-    "pipeline": f"{EXPERTS} {PIPELINE}",
+    "pipeline, grouped experts": f"{EXPERTS} {PIPELINE} --moe-grouped-gemm",
 }
 
 
 @pytest.mark.parametrize("flags", SPLIT.values(), ids=SPLIT)
 def test_an_estimator_computes_the_gradients_of_one_process(train, flags):
-    """Those of a weight that is tied, too."""
+    """Also those of a weight that is tied.
+
+    Only of the first step, as upstream cannot share out a saved optimizer among experts.
+    """
     whole, checkpoints = train(flags=EXPERTS, **STEEP)
+    flags = f"{flags} --no-load-optim"
     rest, _ = train(flags=flags, processes=2, start=checkpoints, **STEEP)
-    norms, ours = ([norm for _, norm in run.read_metrics()["grad-norm"]] for run in (whole, rest))
-    assert norms[-1] > HALF * norms[0]  # as its share of steps says
-    assert ours == pytest.approx(norms[HALF:], rel=1e-5)
-    expected = [loss for _, loss in losses(whole)[0][HALF:]]
-    assert [loss for _, loss in losses(rest)[0]] == pytest.approx(expected, rel=1e-5)
-
-
-def test_ranks_with_other_experts_and_data_train_to_the_bits_of_the_format(train):
-    own, expected = (train(mode, **SHARED)[0] for mode in ("blocks", "mxfp8"))
-    assert losses(own) == losses(expected)
+    for name in (TRAIN_LOSS, "grad-norm"):
+        expected, ours = (run.read_metrics()[name] for run in (whole, rest))
+        assert ours[0][1] == pytest.approx(expected[HALF][1], rel=1e-5)
+    assert expected[-1][1] > HALF * expected[0][1]  # as its share of steps says
 
 
 def test_checkpoints_hold_the_states_of_all_layers(train):
     checkpoints = train()[1]
     names = [name.split("/") for name in saved_states(checkpoints)]
     assert {(name, site, state) for name, site, *_, state in names} == {
-        ("delayed", site, "amax") for site in SITES
+        ("delayed", site, "amax") for site in SITES if site != "pv"
     }
     for block in range(2):
         assert any(f"layers.{block}." in layer for _, _, layer, *_ in names)

@@ -29,7 +29,7 @@ def averis(x: Tensor, context: QuantizerContext) -> list[tuple[Tensor, float]]:
     """
     choices = {"rounding": context.options["rounding"]}
     kind = context.options["format"]
-    if context.operand == "weight" or not x.numel():
+    if context.operand == "weight":
         return [round_term(x, kind, context, **choices)]
     tokens = 1 if context.site == "wgrad" else 0  # x is [tokens, features]; in wgrad its transpose
     # In float64, because the order of the sum depends on the number of features that a rank has.

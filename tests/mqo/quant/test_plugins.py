@@ -594,3 +594,16 @@ def test_both_operands_of_a_gemm_share_random_numbers(options):
     assert fake_quantize(normal(2, 8), "shared", seed=3) is not None
     fake_quantize(normal(3, 8), "shared", seed=3)
     assert seen[-1][2] == seen[-2][2]  # outside of a model, those of a seed
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (4, 0), (0, 0), (2, 0, 64)])
+def test_a_tensor_without_elements_is_not_rounded(shape):
+    """As of an expert without tokens."""
+
+    @quantizer("mine", needs_amax=True, stochastic=True, independent_rows=True)
+    def quantize(x, context):
+        return x / x.abs().amax(dim=1, keepdim=True)
+
+    x = torch.empty(shape)
+    for axis in range(-1, len(shape) - 1):
+        assert fake_quantize(x, "mine", axis=axis, seed=1).shape == x.shape

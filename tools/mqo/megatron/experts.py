@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from mqo.megatron import linear
-from mqo.quant.gemms import GemmOperands, gemm_operands
+from mqo.quant.gemms import GemmOperands, gemm_operands, operands_of
 from mqo.quant.packed_activations import saved_operands
 from mqo.quant.products import Alphas, matmul
 
@@ -147,6 +147,7 @@ class _GroupedGemm(torch.autograd.Function):
         lhs = _as_one_tensor([gemm.lhs(g) for gemm, g in zip(operands, grads, strict=True)], grad)
         rhs = [gemm.rhs(weight) for gemm, (_, weight) in zip(operands, pairs, strict=True)]
         of_tokens = _product(lhs, torch.stack(rhs), ctx.counts, alphas)
+        of_tokens = _estimated(of_tokens, ctx.counts, ctx.weights, [x for x, _ in pairs])
 
         operands, alphas = _operands("wgrad", ctx.weights)
         left = [_padded(gemm.lhs(g)) for gemm, g in zip(operands, grads, strict=True)]
@@ -161,6 +162,18 @@ def _operands(site: str, weights: Sequence[Parameter]) -> tuple[list[GemmOperand
     quant_type = linear.source_types()[site]
     operands = [gemm_operands(site, quant_type, weight) for weight in weights]
     return operands, [gemm.separate_alphas() for gemm in operands]
+
+
+def _estimated(
+    grads: Tensor, counts: list[int], weights: Sequence[Parameter], inputs: list[Tensor]
+) -> Tensor:
+    """Return the gradients of inputs as custom quantizers compute them: experts have no hooks."""
+    quant_type = linear.source_types()["fprop"]
+    operands = [operands_of("fprop", quant_type, weight) for weight in weights]
+    if not any(gemm.has_estimator("lhs") for gemm in operands):
+        return grads
+    parts = zip(operands, grads.split(counts), inputs, strict=True)
+    return torch.cat([gemm.estimated("lhs", grad, x) for gemm, grad, x in parts])
 
 
 def _as_one_tensor(parts: list[Tensor], whole: Tensor) -> Tensor:

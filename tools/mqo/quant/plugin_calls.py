@@ -50,7 +50,8 @@ def call(
             names the operand, the shape and the line.
     """
     plugin = PLUGINS[spec.quant_type]
-    if x.is_meta or isinstance(x, FakeTensor):
+    # Without elements, such as for an expert without tokens, there is nothing to round.
+    if not x.numel() or x.is_meta or isinstance(x, FakeTensor):
         return Rounded(torch.empty_like(x), amax)
     if plugin.function is None:
         raise QuantizerError(

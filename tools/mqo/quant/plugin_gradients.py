@@ -23,6 +23,8 @@ def estimated(
     Raises:
         QuantizerError: the function raised an error, or returned no tensor of the shape of x.
     """
+    if not grad.numel():
+        return grad
     plugin = PLUGINS[spec.quant_type]
     assert plugin.estimate is not None  # the call in the forward pass checked it
     context = QuantizerContext.begin(plugin, spec, site, x.device)

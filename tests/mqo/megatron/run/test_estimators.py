@@ -100,6 +100,16 @@ def test_a_tied_weight_is_an_argument_of_the_layer(start):
     assert torch.equal(weight.grad, torch.full((3, 4), 3 * 2.0))
 
 
+def test_a_weight_that_is_also_an_argument_is_estimated_once(start):
+    """The last stage of a pipeline passes its own copy of a tied weight."""
+    start()
+    model = Model()
+    attach(find_layers(model))
+    x = torch.ones(2, 4)
+    model.fc1(x, weight=model.fc1.weight).sum().backward()
+    assert torch.equal(model.fc1.weight.grad, torch.full((3, 4), 3 * 2.0))
+
+
 def test_an_excluded_layer_and_another_type_keep_their_gradients(start):
     start(exclude=["*fc1"])
     excluded = Model()

@@ -86,7 +86,8 @@ def _enter(
     """Replace the input of a layer, and a tied weight, before the layer multiplies them."""
     x, *rest = inputs
     x = _with_gradient(x, "lhs", owner)
-    if (weight := named.get("weight")) is not None:
+    weight = named.get("weight")  # tied; on a last stage it is also a parameter of this layer
+    if weight is not None and weight is not getattr(module, "weight", None):
         tied = _with_gradient(weight, "rhs", owner)
         if tied is not weight:
             for label in (LABEL, SHARDS):
