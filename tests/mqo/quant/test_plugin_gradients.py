@@ -125,6 +125,19 @@ def test_it_must_exist_and_be_declared():
             estimator(name)(quantize)
 
 
+@pytest.mark.parametrize("read", [lambda c: c.amax, lambda c: c.rand()])
+def test_an_estimator_has_neither_amax_nor_random_numbers(read):
+    @quantizer("clipped", needs_amax=True, stochastic=True, estimator=True)
+    def quantize(x, context):
+        return x + 0
+
+    estimator("clipped")(lambda grad, x, context: grad * read(context))
+    model = nn.Sequential(nn.Linear(8, 8))
+    quantize_model(model, recipe())
+    with pytest.raises(QuantizerError, match="as an estimator"):
+        model(torch.ones(2, 8)).sum().backward()
+
+
 @pytest.mark.parametrize(
     "text",
     [

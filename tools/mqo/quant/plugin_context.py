@@ -115,7 +115,7 @@ class QuantizerContext:
         Raise QuantizerError if the quantizer does not declare `needs_amax`.
         """
         if self._amax is None:
-            raise QuantizerError("it reads amax; valid: a quantizer with needs_amax=True")
+            raise self._absent("reads amax", "needs_amax", self._plugin.needs_tensor_amax)
         return self._amax
 
     def largest(self, tensor: Tensor) -> Tensor:
@@ -152,8 +152,13 @@ class QuantizerContext:
 
     def _declared_random(self, name: str) -> Random:
         if self._random is None:
-            raise QuantizerError(f"it calls {name}; valid: a quantizer with stochastic=True")
+            raise self._absent(f"calls {name}", "stochastic", self._plugin.stochastic)
         return self._random
+
+    def _absent(self, action: str, argument: str, is_declared: bool) -> QuantizerError:
+        """Return the error of a call without what the function reads."""
+        valid = "x, options and state, as an estimator" if is_declared else f"{argument}=True"
+        return QuantizerError(f"it {action}; valid: {valid}")
 
 
 def uniform(shape: torch.Size, seed: int, device: torch.device) -> Tensor:
