@@ -103,14 +103,8 @@ def arguments_here(
 
     Raises:
         CheckpointError: an argument of the checkpoint is refused.
-        SavedError: upstream refuses the combination of the arguments, or would not find the folder.
+        SavedError: upstream refuses the combination of the arguments.
     """
-    if iteration(folder) is None and folder.name != RELEASE:
-        raise SavedError(
-            f"The folder {folder} has the files of an iteration, and upstream reads none of this "
-            "name",
-            f"the name {ITERATION}0000160, for iteration 160, or {RELEASE}",
-        )
     model = model_arguments(vars(saved), folder, ignored)
     before, sys.argv = sys.argv, [sys.argv[0], *platform, *READING]
     args = arguments.parse_args()
@@ -135,9 +129,16 @@ def load(
     restored: its quantizers are part of the model.
 
     Raises:
-        CheckpointError, SavedError: as `arguments_here`; the model does not fit into memory; the
-            weights do not match the arguments, or cannot be read.
+        CheckpointError, SavedError: as `arguments_here`; upstream would not find the folder; the
+            model does not fit into memory; the weights do not match the arguments, or cannot be
+            read.
     """
+    if iteration(folder) is None and folder.name != RELEASE:
+        raise SavedError(
+            f"The folder {folder} has the files of an iteration, and upstream reads none of this "
+            "name",
+            f"the name {ITERATION}0000160, for iteration 160, or {RELEASE}",
+        )
     args = arguments_here(folder, saved, platform, ignored)
     with typed_build_errors(f"The arguments in {folder}"):
         model = build(args)

@@ -30,7 +30,7 @@ def project(tmp_path, monkeypatch):
 @pytest.fixture
 def described(monkeypatch):
     """The types and the presence of a recipe that checkpoints record; the program is not run."""
-    facts = {"types": ALL_MINE | {"dgrad": "mine", "wgrad": "mine"}, "rows": False}
+    facts = {"types": ALL_MINE | {"dgrad": "mine", "wgrad": "mine"}, "rows": False, "plugins": {}}
     monkeypatch.setattr(forward_pass, "ask", lambda program, words, **rest: facts)
     return facts
 
@@ -287,6 +287,13 @@ def test_a_checkpoint_without_a_run_needs_the_file(run, described, write, tmp_pa
     choice = PluginChoice.from_options([write()], [])
     ((_, quant),) = forward_passes(TREE, models, [AS_TRAINED], choice)
     assert (quant.types, quant.plugins[0].options) == (ALL_MINE, {})
+    # In the version and with the options that it was trained with.
+    described["plugins"] = {"mine": f"version {quant.plugins[0].digest[:6]}, gain 4.0"}
+    with pytest.raises(CheckpointError, match=r"gain 4\.0, and .*mine\.py has version"):
+        forward_passes(TREE, models, [AS_TRAINED], choice)
+    choice = PluginChoice.from_options([write()], ["mine.gain=4.0"])
+    ((_, quant),) = forward_passes(TREE, models, [AS_TRAINED], choice)
+    assert quant.plugins[0].options == {"gain": 4.0}
 
 
 def test_a_run_without_a_record_is_unquantized(run, described):
