@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..oracles.elements import E2M1, E4M3, nearest, stochastic, to_dtype
+from .training import losses_of
 
 FILE = Project.here().root / "docs/quantizers/averis.py"
 F32 = np.float32
@@ -401,14 +402,6 @@ def test_a_model_trains_with_it():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
     quantization = quantize_model(model, "averis")
-    optimizer, losses = torch.optim.Adam(model.parameters(), lr=1e-2), []
     x = normal(64, 32) + 3 * normal(32, seed=1)
-    for step in range(30):
-        quantization.set_step(step)
-        loss = (model(x) - x).square().mean()
-        loss.backward()
-        assert all(p.grad.isfinite().all() for p in model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = losses_of(model, x, 30, before=quantization.set_step)
     assert losses[-1] < 0.5 * losses[0]

@@ -15,6 +15,7 @@ from mqo.quant.stochastic import split_seed
 from torch import nn
 
 from ..oracles.elements import E2M1, E4M3, nearest
+from .training import losses_of
 
 FILE = Project.here().root / "docs/quantizers/ms_eden.py"
 F32 = np.float32
@@ -213,12 +214,5 @@ def test_a_model_trains_with_it_on_gradients(recipe, tmp_path):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
     quantize_model(model, tmp_path / "own.toml")
-    optimizer, x, losses = torch.optim.Adam(model.parameters(), lr=1e-2), normal(64, 32), []
-    for _ in range(20):
-        loss = (model(x) - x).square().mean()
-        loss.backward()
-        assert all(p.grad.isfinite().all() for p in model.parameters())
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = losses_of(model, normal(64, 32), 20)
     assert losses[-1] < 0.7 * losses[0]

@@ -25,6 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..oracles.hadamard import sylvester
+from .training import losses_of
 
 FOLDER = Project.here().root / "docs/quantizers"
 FILE, RECIPE = FOLDER / "quest.py", FOLDER / "quest.toml"
@@ -339,13 +340,7 @@ def test_a_model_trains_with_the_recipe():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
     quantize_model(model, RECIPE)
-    optimizer, x, losses = torch.optim.Adam(model.parameters(), lr=1e-3), normal(64, 128), []
-    for _ in range(30):
-        loss = (model(x) - x).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
+    losses = losses_of(model, normal(64, 128), 30, lr=1e-3)
     assert losses[-1] < 0.5 * losses[0]
 
 

@@ -162,6 +162,10 @@ class GemmSite:
     rhs: str
     rhs_axis: int
 
+    def operand(self, side: str) -> tuple[str, int]:
+        """Return the name and the contraction axis of an operand, "lhs" or "rhs"."""
+        return (self.lhs, self.lhs_axis) if side == "lhs" else (self.rhs, self.rhs_axis)
+
 
 LINEAR, ATTENTION = "linear", "attention"
 

@@ -170,10 +170,8 @@ class QuantizedOperands(GemmOperands):
             needed = torch.full((), amax, dtype=torch.float32, device=device)
         if self.alphas:
             self.alphas.lhs = alpha = alpha_of(amax, spec)
-        key = (self.site.name, self.layer, operand)
-        return OperandParts(
-            self.quantization, key, spec, shape, self._seed(operand, spec), needed, alpha
-        )
+        key, seed = self._key(operand), self._seed(operand, spec)
+        return OperandParts(self.quantization, key, spec, shape, seed, needed, alpha)
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Store the micro-batch in `ctx`, and replace the activation by codes if it is packed.
@@ -200,7 +198,7 @@ class QuantizedOperands(GemmOperands):
         """Return the gradient of an operand, from that of the rounded operand."""
         if not self.has_estimator(side):
             return grad
-        operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
+        operand, axis = self.site.operand(side)
         operand_spec = self._operand_spec(operand)
         turned, seed = operand_spec.hadamard, self._sign_seed(operand_spec.hadamard)
         of_rounded, x, size = grad, original, grad.shape[axis]
@@ -237,8 +235,8 @@ class QuantizedOperands(GemmOperands):
 
     def _quantize(self, side: str, operand_spec: OperandSpec, original: Tensor) -> Tensor:
         """Return one operand, quantized; set its alpha if operands exclude alphas."""
-        operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
-        key = (self.site.name, self.layer, operand)
+        operand, axis = self.site.operand(side)
+        key = self._key(operand)
         if operand_spec.is_only_source:
             rounded = self._in_fprop(operand, original, key)
         else:
@@ -254,8 +252,8 @@ class QuantizedOperands(GemmOperands):
         self, side: str, operand_spec: OperandSpec, original: Tensor, recorded: Operand | None
     ) -> Rounded:
         """Return one operand, quantized, without its gain; record it as `recorded`."""
-        operand, axis = getattr(self.site, side), getattr(self.site, f"{side}_axis")
-        key, spec = (self.site.name, self.layer, operand), operand_spec.spec
+        operand, axis = self.site.operand(side)
+        spec = operand_spec.spec
         keeps = isinstance(original, Parameter) and self.options.cache_weights
         seed = self._seed(operand, spec, keeps)
         excluding = without_alpha(spec) if self.alphas else spec
@@ -291,13 +289,13 @@ class QuantizedOperands(GemmOperands):
         else:
             rounded = make()
         if self.options.check_nan:
-            check_rounding(*key, spec.quant_type, original, rounded.value())
+            check_rounding(*self._key(operand), spec.quant_type, original, rounded.value())
         if operand_spec.is_quantized and recorded:
             measured = prepared()[0] if self.quantization.recorder.measuring else original
             self.quantization.recorder.observe(
                 *recorded, spec, axis, measured, rounded, dump=original
             )
-        return rounded.map(lambda tensor: tensor, operand_spec.gain)
+        return rounded.divided(operand_spec.gain)
 
     def _in_fprop(self, operand: str, original: Tensor, recorded: Operand | None) -> Rounded:
         """Return the values to which fprop rounded an operand of backward, as it rounds it again.
@@ -320,7 +318,7 @@ class QuantizedOperands(GemmOperands):
         side = "lhs" if operand == site.lhs else "rhs"
         rounded = fprop._rounded(side, operand_spec, original, recorded)
         if turned := operand_spec.hadamard:
-            axis, seed = getattr(site, f"{side}_axis"), fprop._sign_seed(turned)
+            axis, seed = site.operand(side)[1], fprop._sign_seed(turned)
             size = original.shape[axis]
             undo = partial(inverse, hadamard=turned, axis=axis, size=size, seed=seed)
             rounded = rounded.map(lambda tensor: undo(tensor.float()))
@@ -328,10 +326,13 @@ class QuantizedOperands(GemmOperands):
 
     def _call_site(self, operand: str) -> CallSite:
         """Return what a custom quantizer may know of an operand."""
-        key, model = (self.site.name, self.layer, operand), self.quantization
+        model, key = self.quantization, self._key(operand)
         share = partial(shared_amax, operand=operand, shards=self.shards)
         seed = self._shared_seed("both")
         return CallSite(key, model.progress.step, model.states, share, seed)
+
+    def _key(self, operand: str) -> Operand:
+        return self.site.name, self.layer, operand
 
     def _operand_spec(self, operand: str) -> OperandSpec:
         return self.options.operand_spec(self.site.name, operand, self.layer, self.quant_type)

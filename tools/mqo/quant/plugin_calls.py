@@ -67,11 +67,7 @@ def call(
                 f"the quantizer {plugin.name} has no function with @{word}('{plugin.name}'), which "
                 "it declares; valid: such a function below it"
             )
-    rows = as_rows(x, axis)
-    # In one memory order, because sums of torch depend on it.
-    padded = to_blocks(rows.float(), plugin.block, spec.tile).contiguous()
-    if padded.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
-        padded = padded.clone()  # a function may write to its argument
+    rows = own_rows(x, axis, plugin.block, spec.tile)
     if not plugin.needs_tensor_amax:
         amax = None
     elif amax is None:
@@ -79,8 +75,8 @@ def call(
     context = replace(QuantizerContext.begin(plugin, spec, site, x.device), _amax=amax)
     if plugin.stochastic:
         assert seed is not None  # `check_arguments` checks it
-        context = replace(context, _random=_random(x, axis, padded.shape, seed, site.shared_seed))
-    terms = _rounded(plugin, padded, context)
+        context = replace(context, _random=_random(x, axis, rows.shape, seed, site.shared_seed))
+    terms = _rounded(plugin, rows, context)
     if site.states and plugin.state:
         site.states.note(plugin, site.key, context._notes)
     first, *rest = (Rounded(from_blocks(values, x, axis), amax, alpha) for values, alpha in terms)
@@ -137,6 +133,14 @@ def _start_worker() -> None:
 
 # A forked process has none of these threads.
 os.register_at_fork(after_in_child=_threads.cache_clear)
+
+
+def own_rows(x: Tensor, axis: int, block: int | None, tile: str) -> Tensor:
+    """Return `x` as float32 rows of whole blocks, to which a function of the user may write."""
+    # In one memory order, because sums of torch depend on it.
+    rows = to_blocks(as_rows(x, axis).float(), block, tile).contiguous()
+    is_view = rows.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    return rows.clone() if is_view else rows
 
 
 def as_rows(x: Tensor, axis: int) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from mqo.quant.plugin_calls import as_rows, from_blocks, run_function, to_blocks
+from mqo.quant.plugin_calls import from_blocks, own_rows, run_function
 from mqo.quant.plugin_context import CallSite, QuantizerContext, QuantizerError
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.spec import QuantSpec
@@ -28,12 +28,9 @@ def estimated(
     plugin = PLUGINS[spec.quant_type]
     assert plugin.estimate is not None  # the call in the forward pass checked it
     context = QuantizerContext.begin(plugin, spec, site, x.device)
-    rows = (as_rows(tensor, axis).float() for tensor in (grad, x))
-    tensors = [to_blocks(tensor, plugin.block, spec.tile).contiguous() for tensor in rows]
-    subject = f"the estimator of {plugin.name}"
-    result = run_function(subject, plugin.estimate, *(t.clone() for t in tensors), context)
-    if not isinstance(result, torch.Tensor) or result.shape != tensors[0].shape:
-        raise QuantizerError(
-            f"{subject} returned no tensor {list(tensors[0].shape)} for {context.describe()}"
-        )
+    rows = [own_rows(tensor, axis, plugin.block, spec.tile) for tensor in (grad, x)]
+    shape, subject = rows[0].shape, f"the estimator of {plugin.name}"
+    result = run_function(subject, plugin.estimate, *rows, context)
+    if not isinstance(result, torch.Tensor) or result.shape != shape:
+        raise QuantizerError(f"{subject} returned no tensor {list(shape)} for {context.describe()}")
     return from_blocks(result, grad, axis)

@@ -28,7 +28,7 @@ Options = Mapping[str, Any]  # of a quantizer: each value is a bool, int, float 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _BLOCKS = range(1, 4097)
 _TERMS = range(1, 5)
-# Words with another meaning in the places that name a type.
+# Words that mean something else where a type is expected.
 _RESERVED = ("all", "bf16", "fp16", "fp32", "none", "source", "then", "until")
 MOST_VALUES = 1024  # of a state
 _CODE = ("name", "function", "update", "estimate")  # fields that are not declared

@@ -51,7 +51,7 @@ class Alphas:
 
 def joins_terms(function: Callable[..., Any]) -> bool:
     """Return whether `with_alphas` supports operands of several terms for a function."""
-    return is_known(function) and _PRODUCTS[_name(function)] in (_matmul, _accumulate, _overwrite)
+    return _PRODUCTS.get(_name(function)) in (_matmul, _accumulate, _overwrite)
 
 
 def is_known(function: Callable[..., Any]) -> bool:

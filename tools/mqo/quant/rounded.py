@@ -34,10 +34,14 @@ class Rounded(NamedTuple):
             return sum((term.value().float() for term in self.rest), self.terms[0].value().float())
         return self.tensor if self.alpha == 1.0 else self.tensor.float() * self.alpha
 
-    def map(self, function: Callable[[Tensor], Tensor], divisor: float = 1.0) -> "Rounded":
-        """Return the same with `function` of each tensor, and each alpha divided."""
-        first, *rest = (
-            term._replace(tensor=function(term.tensor), alpha=term.alpha / divisor)
-            for term in self.terms
-        )
-        return first._replace(rest=tuple(rest))
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Rounded":
+        """Return the same with `function` of each tensor."""
+        rest = tuple(term.map(function) for term in self.rest)
+        return self._replace(tensor=function(self.tensor), rest=rest)
+
+    def divided(self, divisor: float) -> "Rounded":
+        """Return the same with each alpha divided."""
+        if divisor == 1.0:
+            return self
+        rest = tuple(term.divided(divisor) for term in self.rest)
+        return self._replace(alpha=self.alpha / divisor, rest=rest)

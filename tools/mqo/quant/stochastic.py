@@ -37,13 +37,16 @@ def derive_seed(
     over all data-parallel ranks, so that the errors of the gradient average out; `shard` is the
     rank among those that hold shards of the operand.
     """
-    text = json.dumps([base, step, micro_batch, shard, site, operand, layer])
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return _hashed([base, step, micro_batch, shard, site, operand, layer])
 
 
 def split_seed(seed: int, number: int) -> int:
     """Return the seed of a further tensor of the operand with `seed`, the same for one number."""
-    text = json.dumps([seed, number])
+    return _hashed([seed, number])
+
+
+def _hashed(values: list[int | str]) -> int:
+    text = json.dumps(values)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

@@ -57,7 +57,7 @@ class Entry:
         """The format, tile and rounding, and all other choices that are not defaults."""
         spec = self.operand_spec.spec
         words = [spec.quant_type]
-        if spec.quant_type != NONE:
+        if self.operand_spec.is_quantized:
             words += [spec.tile_text, str(spec.rounding)]
             words += [spec.scale_rule] if spec.format.is_mx else []
         if self.operand_spec.source:
