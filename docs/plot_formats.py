@@ -71,7 +71,8 @@ def elements() -> dict[str, list[str]]:
     """Return the formats by their element."""
     kinds_by_element: dict[str, list[str]] = {}
     for kind, row in FORMATS.items():
-        kinds_by_element.setdefault(row.element.name, []).append(kind)
+        levels = ", 3 levels" if row.scale == "hif4" else ""
+        kinds_by_element.setdefault(f"{row.element.name}{levels}", []).append(kind)
     return kinds_by_element
 
 
@@ -101,9 +102,8 @@ def worst_errors(kind: str) -> list[float]:
         blocks = torch.zeros(len(x), spec.block or 2)
         blocks[:, 0] = x
         if spec.block:
-            blocks[:, -1] = (
-                largest if spec.format.scale == "hif4" else 2.0**spec.format.element.emax
-            )
+            to_largest = spec.format.scale in ("hif4", "fp32")
+            blocks[:, -1] = largest if to_largest else 2.0**spec.format.element.emax
         q = fake_quantize(blocks, spec)[:, 0]
         errors.append(((q - x).abs() / x).max().item())
     return errors

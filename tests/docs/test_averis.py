@@ -1,4 +1,4 @@
-"""docs/quantizers/averis.py: the terms of each operand, and the products of a layer."""
+"""recipes/averis.py: the terms of each operand, and the products of a layer."""
 
 import math
 from dataclasses import replace
@@ -16,10 +16,11 @@ from mqo.quant.stochastic import derive_seed, draws, split_seed
 from torch import nn
 from torch.nn import functional
 
+from ..oracles.compared import documented
 from ..oracles.elements import E2M1, E4M3, nearest, stochastic, to_dtype
 from .training import losses_of
 
-FILE = Project.here().root / "docs/quantizers/averis.py"
+FILE = Project.here().root / "tools/mqo/quant/recipes/averis.py"
 F32 = np.float32
 NEAREST = {"rounding": "nearest-even"}
 # Nothing saturates: the largest element of a block is 448 times a float32 scale.
@@ -151,6 +152,14 @@ def assert_equal_bits(terms, expected):
         assert patterns[0] == patterns[1]
 
 
+def test_the_number_of_compared_values_is_the_documented_one():
+    """A weight is one term, other operands are two; bfloat16 too, and two seeds for some."""
+    terms = [1 if operand == "weight" else 2 for _, operand in AXES]
+    nearest_even = 2 * len(KINDS) * sum(shape[0] * shape[1] for shape in SHAPES)
+    drawn = 2 * len(DRAWN_KINDS) * 37 * 40
+    assert documented("averis") == sum(terms) * (nearest_even + drawn)
+
+
 @every_operand
 @every_shape
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,8 +170,11 @@ def test_the_terms_are_the_definition_bit_for_bit(kind, shape, site, operand):
     assert_equal_bits(rounded(x.bfloat16(), site, operand, **NEAREST), expected)
 
 
+DRAWN_KINDS = ("normal", "means", "scales")
+
+
 @every_operand
-@pytest.mark.parametrize("kind", ["normal", "means", "scales"])
+@pytest.mark.parametrize("kind", DRAWN_KINDS)
 def test_stochastic_terms_are_the_definition_bit_for_bit(kind, site, operand):
     x = data_of(kind, 37, 40)
     for seed in (3, 2**63 + 5):

@@ -1,4 +1,4 @@
-"""docs/quantizers/ms_eden.py: Algorithm 1 of arXiv 2601.22813, and what the paper says of it."""
+"""recipes/ms_eden.py: Algorithm 1 of arXiv 2601.22813, and what the paper says of it."""
 
 import math
 from itertools import product
@@ -14,10 +14,11 @@ from mqo.quant.plugins import PLUGINS
 from mqo.quant.stochastic import split_seed
 from torch import nn
 
+from ..oracles.compared import documented
 from ..oracles.elements import E2M1, E4M3, nearest
 from .training import losses_of
 
-FILE = Project.here().root / "docs/quantizers/ms_eden.py"
+FILE = Project.here().root / "tools/mqo/quant/recipes/ms_eden.py"
 F32 = np.float32
 GRADIENTS = {
     "one operand": """
@@ -119,13 +120,18 @@ def test_the_rotation_of_the_definition_is_sylvesters_matrix():
     assert np.abs(hadamard(x) - expected).max() < 1e-6  # seven roundings of numbers near 1
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"gain": 1.0}, {"rotate": False}, {"gain": 0.5, "rotate": False}],  # the last exceeds 448
-)
-@pytest.mark.parametrize("data", ["normal", "outliers", "small blocks", "padded"])
+SIZES = {"normal": 256, "outliers": 256, "small blocks": 256, "padded": 40}
+CHOICES = ({}, {"gain": 1.0}, {"rotate": False}, {"gain": 0.5, "rotate": False})  # that exceeds 448
+
+
+def test_the_number_of_compared_values_is_the_documented_one():
+    assert documented("ms-eden") == len(CHOICES) * sum(6 * size for size in SIZES.values())
+
+
+@pytest.mark.parametrize("options", CHOICES)
+@pytest.mark.parametrize("data", SIZES)
 def test_it_is_the_definition_bit_for_bit(data, options):
-    x = normal(6, 40 if data == "padded" else 256)
+    x = normal(6, SIZES[data])
     if data == "outliers":
         x[:, ::64] *= 50
     if data == "small blocks":

@@ -1,4 +1,4 @@
-"""docs/quantizers/quest.py and quest.toml: the grids, and the layer of the authors' code."""
+"""recipes/quest.py and quest.toml: the grids, and the layer of the authors' code."""
 
 import math
 from collections import OrderedDict
@@ -24,10 +24,11 @@ from mqo.quant.recipe import Recipe
 from torch import nn
 from torch.nn import functional
 
+from ..oracles.compared import documented
 from ..oracles.hadamard import sylvester
 from .training import losses_of
 
-FOLDER = Project.here().root / "docs/quantizers"
+FOLDER = Project.here().root / "tools/mqo/quant/recipes"
 FILE, RECIPE = FOLDER / "quest.py", FOLDER / "quest.toml"
 F32 = np.float32
 # The authors' numbers, from src/models/quantization/base_linear.py.
@@ -143,10 +144,15 @@ def data_of(kind):
     return normal(180, 256)  # of several pieces
 
 
+KINDS = ("normal", "short", "one column", "zeros", "outliers", "scales", "heavy tails")
+
+
+def test_the_number_of_compared_values_is_the_documented_one():
+    assert documented("quest") == len(BITS) * sum(data_of(kind).numel() for kind in KINDS)
+
+
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize(
-    "kind", ["normal", "short", "one column", "zeros", "outliers", "scales", "heavy tails"]
-)
+@pytest.mark.parametrize("kind", KINDS)
 def test_it_is_the_definition_bit_for_bit(kind, bits):
     x = data_of(kind)
     ours = fake_quantize(x, spec(bits=bits))

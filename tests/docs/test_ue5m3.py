@@ -1,4 +1,4 @@
-"""docs/quantizers/ue5m3.py: the formats, and the amax that is sampled and held."""
+"""recipes/ue5m3.py: the formats, and the amax that is sampled and held."""
 
 import copy
 from collections import defaultdict
@@ -8,18 +8,22 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from mqo.launch.config import resolve
 from mqo.project import Project
-from mqo.quant import QuantSpec, check_quantizer, fake_quantize, quantize_model
+from mqo.quant import QuantSpec, Recipe, check_quantizer, fake_quantize, quantize_model
+from mqo.quant.config import parse
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugin_source import declared
 from mqo.quant.plugins import PLUGINS
+from mqo.quant.stochastic import derive_seed, draws, split_seed
+from mqo.recipes import recipe as recipes
 from torch import nn
 
-from ..oracles.elements import E2M1, Element, nearest
+from ..oracles.compared import documented
+from ..oracles.elements import E2M1, UE5M3, nearest, stochastic
 
-FILE = Project.here().root / "docs/quantizers/ue5m3.py"
+FILE = Project.here().root / "tools/mqo/quant/recipes/ue5m3.py"
 F32 = np.float32
-UE5M3 = Element(3, -14, 15, 61440.0)
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +43,8 @@ def cauchy(*shape):
 # -- the formats, block by block -------------------------------------------------------------------
 
 
-def by_definition(x, amax, target=448.0, height=1):
-    """Float32 [rows, K] -> the rounded numbers, for a sampled amax."""
+def by_definition(x, amax, target=448.0, height=1, drawn=None):
+    """Float32 [rows, K] -> the rounded numbers, for a sampled amax; with numbers if drawn."""
     rows, size = x.shape
     factor = F32(6 * target) / F32(amax)
     alpha = F32(1) / factor
@@ -51,8 +55,13 @@ def by_definition(x, amax, target=448.0, height=1):
         scale = F32(nearest(largest * (factor * F32(1 / 6)), UE5M3)) or F32(1)
         inverse = F32(1) / (scale * alpha)
         for row, column in np.ndindex(block.shape):
-            element = F32(nearest(block[row, column] * inverse, E2M1))
-            result[top + row, left + column] = alpha * (element * scale)
+            at = top + row, left + column
+            number = block[row, column] * inverse
+            if drawn is None:
+                element = nearest(number, E2M1)
+            else:
+                element = stochastic(number, E2M1, drawn[at].item())
+            result[at] = alpha * (F32(element) * scale)
     return result
 
 
@@ -78,16 +87,31 @@ def data_of(kind):
 
 
 @pytest.mark.parametrize("tile", ["row", "square"])
-@pytest.mark.parametrize("target", [448.0, 2048.0, 3.7])
+@pytest.mark.parametrize("target", [448.0, 1792.0, 3.5])
 @pytest.mark.parametrize(
     "kind", ["normal", "heavy tails", "small blocks", "grown", "padded", "near ties"]
 )
 def test_it_is_the_definition_bit_for_bit(kind, target, tile):
     x, amax = data_of(kind)
-    ours = fake_quantize(x, QuantSpec("ue5m3", tile=tile, options={"target": target}), amax=amax)
-    height = 16 if tile == "square" else 1
-    expected = by_definition(x.numpy(), amax.item(), target, height)
-    assert ours.numpy().view(np.int32).tolist() == expected.view(np.int32).tolist()
+    for name, drawn in (("ue5m3", None), ("ue5m3_stochastic", draws(x.shape, split_seed(5, 1)))):
+        if drawn is not None and kind == "padded":
+            continue  # numbers are drawn for the padded rows
+        spec = QuantSpec(name, tile=tile, options={"target": target})
+        ours = fake_quantize(x, spec, amax=amax, seed=5)
+        height = 16 if tile == "square" else 1
+        expected = by_definition(x.numpy(), amax.item(), target, height, drawn)
+        assert same_bits(ours, expected)
+
+
+def same_bits(ours, expected):
+    return ours.numpy().view(np.int32).tolist() == expected.view(np.int32).tolist()
+
+
+def test_a_target_of_2048_is_the_definition_up_to_the_last_bit_of_the_tensors_scale():
+    x, amax = data_of("normal")
+    ours = fake_quantize(x, QuantSpec("ue5m3", options={"target": 2048.0}), amax=amax)
+    expected = torch.from_numpy(by_definition(x.numpy(), amax.item(), 2048.0))
+    torch.testing.assert_close(ours, expected, rtol=2.0**-22, atol=0)
 
 
 def scaled(*scales):
@@ -126,6 +150,129 @@ def test_pieces_of_threads_have_the_same_bits():
     whole = fake_quantize(x, "ue5m3", amax=amax)
     parts = [fake_quantize(part, "ue5m3", amax=amax) for part in x.split(7)]
     assert whole.equal(torch.cat(parts))
+
+
+# -- the recipe ------------------------------------------------------------------------------------
+
+SIZES = {"x": (24, 32), "weight": (48, 32), "grad": (24, 48)}  # of 16 and no multiples of 64
+STEPS = range(1, 5)
+# What the GEMMs multiply: an operand, whether its first axis is the one they sum over, and how.
+OPERANDS = {
+    ("fprop", "x"): (False, 1, False),
+    ("fprop", "weight"): (False, 16, False),
+    ("dgrad", "grad"): (False, 1, True),
+    ("dgrad", "weight"): (True, 16, False),
+    ("wgrad", "grad"): (True, 1, True),
+    ("wgrad", "x"): (True, 1, False),
+}
+
+
+def tensors_of(step, dtype):
+    """x, weight and grad of a step: they grow, and their rows and columns have scales."""
+    result = {}
+    for seed, (name, shape) in enumerate(SIZES.items(), 1):
+        t = 3.0**step * normal(*shape, seed=10 * step + seed)
+        result[name] = (t * torch.exp2(torch.arange(shape[1]) % 7 - 3.0)).to(dtype)
+    return result
+
+
+def recipe_run(dtype, monkeypatch):
+    """Yield (step, what the quantizers returned, by operand, x.grad and weight.grad, y)."""
+    recipe = Recipe.load("ue5m3")
+    options = {name: {"every": 3} for name in ("ue5m3", "ue5m3_stochastic")}
+    layer = nn.Linear(32, 48, bias=False, dtype=dtype)
+    model = nn.Sequential(layer)
+    quantization = quantize_model(model, recipe, plugin_options=options)
+    seen = {}
+
+    def listen(function):
+        def call(x, context):
+            values, alpha = function(x, context)
+            seen[context.site, context.operand] = values * F32(alpha)
+            return values, alpha
+
+        return call
+
+    for name in options:
+        plugin = PLUGINS[name]
+        monkeypatch.setitem(PLUGINS, name, replace(plugin, function=listen(plugin.function)))
+    for step in STEPS:
+        quantization.set_step(step - 1)
+        given = tensors_of(step, dtype)
+        with torch.no_grad():
+            model[0].weight.copy_(given["weight"])
+        x = given["x"].requires_grad_()
+        y = model(x)
+        model[0].weight.grad = None
+        y.backward(given["grad"])
+        yield step, dict(seen), {"fprop": y, "dgrad": x.grad, "wgrad": model[0].weight.grad}
+        seen.clear()
+
+
+def expected_operand(place, step, dtype):
+    """The operand of a step by the definition, [rows, K]; the samples are those of steps 1 and 4"""
+    transposed, height, is_drawn = OPERANDS[place]
+    site, operand = place
+    x = tensors_of(step, dtype)[operand].float()
+    x = (x.t() if transposed else x).contiguous()
+    sampled = tensors_of(4 if step == 4 else 1, dtype)[operand].float().abs().max().item()
+    numbers = None
+    if is_drawn:
+        where = {"site": site, "operand": operand, "layer": "0"}
+        seed = derive_seed(0, step=step - 1, micro_batch=0, shard=0, **where)
+        rows, size = x.shape
+        numbers = draws(torch.Size((rows, size + -size % 16)), split_seed(seed, 1))[:, :size]
+    return by_definition(x.numpy(), sampled, height=height, drawn=numbers)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_operands_of_a_layer_are_the_definition_bit_for_bit(dtype, monkeypatch):
+    for step, seen, gemms in recipe_run(dtype, monkeypatch):
+        assert seen.keys() == OPERANDS.keys()
+        expected = {place: expected_operand(place, step, dtype) for place in OPERANDS}
+        for place, result in seen.items():
+            rows, size = expected[place].shape
+            assert same_bits(result[:rows, :size].contiguous(), expected[place]), (step, place)
+        for site, gemm in gemms.items():
+            lhs, rhs = (array.astype(float) for at, array in expected.items() if at[0] == site)
+            error = np.linalg.norm(gemm.detach().double().numpy() - lhs @ rhs.T)
+            limit = 1e-6 if dtype == torch.float32 else 2.0**-8
+            assert error < limit * np.linalg.norm(lhs @ rhs.T), (step, site)
+
+
+def test_the_number_of_compared_values_is_the_documented_one():
+    values = sum(np.prod(SIZES[operand]) for _, operand in OPERANDS)
+    assert documented("ue5m3") == 2 * len(STEPS) * values
+
+
+OVERRIDE = """
+[[rules]]
+last = 4
+parts = ["fc2"]
+recipe = "down"
+[recipes.down]
+types = { fprop = "ue5m3", dgrad = "ue5m3", wgrad = "ue5m3" }
+[recipes.down.operands]
+"fprop.weight" = { tile = "square" }
+"dgrad.grad" = { quant_type = "ue5m3_stochastic" }
+"dgrad.weight" = { tile = "square" }
+"wgrad.grad" = { quant_type = "ue5m3_stochastic", options = { target = 2048.0 } }
+"""
+
+
+def test_a_rule_gives_gradients_of_some_layers_the_target_that_the_authors_chose(tmp_path):
+    path = tmp_path / "own.toml"
+    path.write_text(FILE.with_suffix(".toml").read_text() + OVERRIDE)
+    flags = {"recipe": recipes.read(str(path)), "extra_flags": ("--num-layers", "8")}
+    run = resolve("llama32-1b", "wikipedia", "bf16", "tiny", **flags)
+    options = parse(run.quant_toml(run.quantization.types))
+    targets = {}
+    for block, part, site in product((3, 4), ("fc1", "fc2"), ("dgrad", "wgrad")):
+        layer = f"decoder.layers.{block}.mlp.linear_{part}"
+        spec = options.operand_spec(site, "grad", layer, "ue5m3").spec
+        assert spec.quant_type == "ue5m3_stochastic"
+        targets[block, part, site] = dict(spec.options)["target"]
+    assert {key for key, target in targets.items() if target == 2048} == {(4, "fc2", "wgrad")}
 
 
 # -- against NVFP4 ---------------------------------------------------------------------------------
@@ -229,7 +376,7 @@ def calls():
     def listen(x, context):
         values, alpha = plugin.function(x, context)
         key = (context.site, context.layer, context.operand)
-        calls[key][context.step + 1].append((x.abs().max().item(), alpha.item()))
+        calls[key][context.step + 1].append((x.abs().max().item(), alpha))
         return values, alpha
 
     PLUGINS["ue5m3"] = replace(plugin, function=listen)
@@ -308,9 +455,20 @@ def test_a_sample_of_zero_and_one_that_is_not_finite_are_not_kept(amax):
     assert update(old, new | {"amax": torch.tensor(3.0)}, 4, {})["amax"] == 3
 
 
-def test_it_passes_the_check():
-    assert check_quantizer("ue5m3").passed
+@pytest.mark.parametrize("name", ["ue5m3", "ue5m3_stochastic"])
+def test_it_passes_the_check(name):
+    assert check_quantizer(name).passed
+
+
+def test_gradients_are_unbiased_where_nothing_saturates():
+    x = torch.rand(4, 64, generator=torch.Generator().manual_seed(0)) - 0.5
+    x[:, ::16] = 1.0  # the amax, whose block scale, 448, is a value of UE5M3
+    seeds = range(1000)
+    results = torch.stack([fake_quantize(x, "ue5m3_stochastic", seed=seed) for seed in seeds])
+    z = (results.mean(0) - x) / (results.std(0) / len(seeds) ** 0.5).clamp(min=1e-6)
+    assert z.abs().max() < 5 and results.std(0).max() > 0.05
 
 
 def test_a_run_reads_its_declaration_without_running_it():
-    assert declared(FILE) == {"ue5m3": PLUGINS["ue5m3"]}
+    names = ("ue5m3", "ue5m3_stochastic")
+    assert declared(FILE) == {name: PLUGINS[name] for name in names}

@@ -32,10 +32,12 @@ class Element:
 
 
 E4M3 = Element(3, -6, 8, 448.0)
+UE5M3 = Element(3, -14, 15, 61440.0)  # of scales, which have no sign
 E5M2 = Element(2, -14, 15, 57344.0)
 E2M1 = Element(1, 0, 2, 6.0)
 E2M3 = Element(3, 0, 2, 7.5)
 E3M2 = Element(2, -2, 4, 28.0)
+INT4 = Element(2, 0, 0, 1.75)  # fourths, up to seven of them
 
 
 def nearest(x: np.ndarray, element: Element) -> np.ndarray:

@@ -8,20 +8,29 @@ stochastically; without them elements go to the nearest, ties to even.
 
 import numpy as np
 
-from .elements import E2M1, E4M3, Element, bfloat16, nearest, stochastic
+from .elements import E2M1, E4M3, INT4, UE5M3, Element, bfloat16, nearest, stochastic
 
 Draws = np.ndarray | None
 _MAX = np.finfo(np.float32).max
 _ONE = np.float32(1)
 
 
-def mx(x: np.ndarray, element: Element, rule: str, block: int = 32, draws: Draws = None):
-    """OCP MX v1.0: blocks times a power of two, by the rule 'floor' or 'rceil'.
+def mx(
+    x: np.ndarray,
+    element: Element,
+    rule: str,
+    block: int = 32,
+    square: bool = False,
+    draws: Draws = None,
+):
+    """OCP MX v1.0: blocks times a power of two, by the rule 'floor', 'rceil' or 'even'.
 
-    floor: 2^floor(log2 amax) over that of the element's largest. rceil, NVIDIA's: the smallest
-    power of two that takes amax to the element's largest or below it.
+    floor: 2^floor(log2 amax) over that of the element's largest. even, AMD's: the same of an amax
+    that is rounded, halves up, to the element's mantissa. rceil, NVIDIA's: the smallest power of
+    two that takes amax to the element's largest or below it.
     """
-    scale = 2.0 ** spread(_mx_exponent(block_amax(x, block), element, rule), block, x)
+    amax = block_amax(x, block, square)
+    scale = 2.0 ** spread(_mx_exponent(amax, element, rule), block, x)
     return _decoded(_rounded(x / scale, element, draws), scale)
 
 
@@ -36,10 +45,37 @@ def mxfp4_unbiased(x: np.ndarray, draws: np.ndarray, block: int = 32):
     return values / np.float32(0.75)
 
 
+def mxfp4_unclipped(x: np.ndarray, square: bool = False, draws: Draws = None, least: float = 0.0):
+    """MXFP4 of MrHuff/mfu-fp4-training: amax <= s, a power of two, and 6 x / s is rounded.
+
+    With `least`, s is halved for blocks whose amax is less than this share of it, which clips.
+    """
+    amax = block_amax(x, 32, square).astype(np.float64)
+    fraction, exponent = np.frexp(amax)
+    top = 2.0 ** np.where(fraction == 0.5, exponent - 1, exponent)
+    top = spread(np.where(amax < least * top, top / 2, top), 32, x)
+    return _decoded(_rounded(6 * x.astype(np.float64) / top, E2M1, draws), top / 6)
+
+
+def ufp4(x: np.ndarray, draws: Draws = None):
+    """UFP4 of arXiv 2606.20381: multiples of a float32, seven up and seven down, for 16 elements.
+
+    The order of the float32 operations is the one of FP8 in blocks.
+    """
+    scale = _to_top(block_amax(x, 16), INT4)
+    steps = np.clip(x * spread(scale, 16, x), np.float32(-1.75), np.float32(1.75))
+    return _decoded(_rounded(steps, INT4, draws), spread(_ONE / scale, 16, x))
+
+
 def _mx_exponent(amax: np.ndarray, element: Element, rule: str) -> np.ndarray:
     amax = amax.astype(np.float64)
     if rule == "floor":
         exponent = np.frexp(amax)[1] - 1 - element.emax
+    elif rule == "even":
+        fraction, exponent = np.frexp(amax)
+        steps = 2.0 ** (element.mantissa_bits + 1)
+        rounded = np.floor(fraction * steps + 0.5) / steps
+        exponent = exponent - 1 + (rounded == 1.0) - element.emax
     else:  # a quotient of a power of two is one half to frexp
         fraction, exponent = np.frexp(amax / element.largest)
         exponent = np.where(fraction == 0.5, exponent - 1, exponent)
@@ -57,6 +93,70 @@ def nvfp4(x: np.ndarray, square: bool = False, draws: Draws = None):
         encode = spread(np.minimum(_ONE / scale, _MAX), 16, x)
         steps = np.clip(x * encode, np.float32(-6), np.float32(6))
     return _decoded(_rounded(steps, E2M1, draws), spread(scale, 16, x))
+
+
+def fp4_levels(
+    x: np.ndarray,
+    scale: Element,
+    error: str = "",
+    square: bool = False,
+    draws: Draws = None,
+    amax: float | None = None,
+):
+    """NVFP4 with E4M3 or UE5M3 `scale`s, and four over six by `error`, 'mse' or 'mae'.
+
+    `amax` is that of the tensor; values beyond it saturate. What is not finite makes all NaN.
+    """
+    amax = np.float32(np.abs(x).max(initial=0) if amax is None else amax)
+    if not np.isfinite(amax):
+        return np.full_like(x, np.nan)
+    bound = 256 if error and scale is E4M3 else 448
+    with np.errstate(divide="ignore", over="ignore"):
+        tensor = np.minimum(np.float32(6 * bound) / amax, _MAX) if amax else _ONE
+    return _with_levels(x, tensor, scale, error, square, draws)
+
+
+def fp4_blocks(x: np.ndarray, square: bool = False, draws: Draws = None):
+    """FP4 of arXiv 2509.17791: UE5M3 takes the amax of a block to 6; the tensor has no scale.
+
+    What is not finite makes its block NaN.
+    """
+    broken = ~np.isfinite(block_amax(x, 16, square))
+    values = _with_levels(np.nan_to_num(x, posinf=0, neginf=0), _ONE, UE5M3, "", square, draws)
+    return np.where(spread(broken, 16, x), np.float32(np.nan), values)
+
+
+def _with_levels(x, tensor, scale: Element, error: str, square: bool, draws: Draws):
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        share = block_amax(x, 16, square) * (tensor * (_ONE / np.float32(6)))
+        candidates = (share, share * np.float32(1.5))
+        six, four = (nearest(candidate, scale).astype(np.float32) for candidate in candidates)
+        chosen = six
+        if error:
+            of_six, of_four = (_block_errors(x, s, tensor, error, square) for s in (six, four))
+            chosen = np.where((of_four < of_six) | (six == 0), four, six)
+        steps = x * spread(_encode(chosen, tensor), 16, x)
+    decode = chosen * (_ONE / tensor)
+    return _decoded(_rounded(steps, E2M1, draws), spread(decode, 16, x))
+
+
+def _encode(scale: np.ndarray, tensor: np.float32) -> np.ndarray:
+    return np.minimum(_ONE / (scale * (_ONE / tensor)), _MAX)
+
+
+def _block_errors(x, scale, tensor, error: str, square: bool) -> np.ndarray:
+    """The errors of blocks: elements' errors are whole numbers of 2^-19, and their sum is exact."""
+    steps = np.abs(x) * spread(_encode(scale, tensor), 16, x)
+    # An error beyond 16 is that of two equal scales, or of a scale of 0, which is not taken.
+    off = np.minimum(np.abs(nearest(steps, E2M1) - steps), 16).astype(np.float32)
+    units = np.rint((off * off if error == "mse" else off).astype(np.float64) * 2**19)
+    rows, size = units.shape
+    padded = np.pad(units, ((0, -rows % 16 if square else 0), (0, -size % 16)))
+    sums = padded.reshape(len(padded), -1, 16).sum(axis=2)
+    if square:
+        sums = sums.reshape(-1, 16, sums.shape[1]).sum(axis=1).repeat(16, axis=0)
+    weight = scale * scale if error == "mse" else scale
+    return sums[:rows].astype(np.float32) * weight
 
 
 def fp8_tensor(x: np.ndarray, element: Element):

@@ -13,8 +13,18 @@ from functools import partial
 
 import numpy as np
 
-from .elements import E4M3, E5M2, to_dtype
-from .formats import fp8_block, fp8_tensor, hif4, mx, mxfp4_unbiased, nvfp4
+from .elements import E2M1, E4M3, E5M2, UE5M3, to_dtype
+from .formats import (
+    fp4_levels,
+    fp8_block,
+    fp8_tensor,
+    hif4,
+    mx,
+    mxfp4_unbiased,
+    mxfp4_unclipped,
+    nvfp4,
+    ufp4,
+)
 from .hadamard import NVIDIA_SIGNS, transform
 
 
@@ -22,11 +32,12 @@ from .hadamard import NVIDIA_SIGNS, transform
 class How:
     """How an operand is quantized.
 
-    quantize: takes a matrix [rows, contraction] and, where `stochastic`, draws of its shape.
+    quantize: takes a matrix [rows, contraction] and, where `stochastic`, draws of its shape; None
+        for the values to which fprop rounded the operand.
     points, signs: of the Hadamard transform before it; without signs the caller gives them.
     """
 
-    quantize: Callable[..., np.ndarray]
+    quantize: Callable[..., np.ndarray] | None
     points: int | None = None
     signs: np.ndarray | None = None
     stochastic: bool = False
@@ -65,21 +76,55 @@ _FP8_X_OR_W, _FP8_G = (How(partial(fp8_tensor, element=element)) for element in 
 _ROW, _SQUARE = How(fp8_block), How(partial(fp8_block, square=True))
 _NVFP4_W = How(partial(nvfp4, square=True))
 
+
+def _as_nvfp4(quantize: Callable[..., np.ndarray]) -> dict[tuple[str, str], How]:
+    """Return NVIDIA's choices for a format like NVFP4."""
+    weight = How(partial(quantize, square=True))
+    return {
+        ("fprop", "x"): How(quantize),
+        ("fprop", "w"): weight,
+        ("dgrad", "g"): How(quantize, stochastic=True),
+        ("dgrad", "w"): weight,
+        ("wgrad", "g"): How(quantize, 16, NVIDIA_SIGNS, stochastic=True),
+        ("wgrad", "x"): How(quantize, 16, NVIDIA_SIGNS),
+    }
+
+
+_NVFP4 = _as_nvfp4(nvfp4)
+_MXFP8 = How(partial(mx, element=E4M3, rule="rceil"))
+_UNCLIPPED_W = How(partial(mxfp4_unclipped, square=True))
+_UNCLIPPED_WGRAD = How(mxfp4_unclipped, 32, np.tile(NVIDIA_SIGNS, 2))
+_TILE = partial(mx, element=E2M1, rule="rceil", square=True)
+_UFP4_G = How(ufp4, 16, NVIDIA_SIGNS, stochastic=True)
+# The backward operands that keep the values of the forward pass, and gradients as they are.
+_DEQUANTIZED = {("dgrad", "w"): How(None), ("wgrad", "x"): How(None)}
+
 # Recipe -> (site, operand) -> how; an operand that is missing stays as it is.
 RECIPES: dict[str, dict[tuple[str, str], How]] = {
-    "mxfp8": _everywhere(How(partial(mx, element=E4M3, rule="rceil"))),
+    "mxfp8": _everywhere(_MXFP8),
     "fp8-tensorwise": _everywhere(_FP8_X_OR_W) | {("dgrad", "g"): _FP8_G, ("wgrad", "g"): _FP8_G},
     "fp8-blockwise": _everywhere(_ROW) | {("fprop", "w"): _SQUARE, ("dgrad", "w"): _SQUARE},
-    "nvfp4": {
-        ("fprop", "x"): How(nvfp4),
-        ("fprop", "w"): _NVFP4_W,
-        ("dgrad", "g"): How(nvfp4, stochastic=True),
-        ("dgrad", "w"): _NVFP4_W,
-        ("wgrad", "g"): How(nvfp4, 16, NVIDIA_SIGNS, stochastic=True),
-        ("wgrad", "x"): How(nvfp4, 16, NVIDIA_SIGNS),
-    },
+    "nvfp4": _NVFP4,
     "mxfp4-backward": _backward(How(mxfp4_unbiased, points=64, stochastic=True)),
     "hif4": _everywhere(How(hif4)),
+    "mxfp4-hadamard": _everywhere(How(partial(mx, element=E2M1, rule="even"), 16, np.ones(16))),
+    "mxfp4-h32": {
+        ("fprop", "x"): How(mxfp4_unclipped),
+        ("fprop", "w"): _UNCLIPPED_W,
+        ("dgrad", "g"): How(mxfp4_unclipped, stochastic=True),
+        ("dgrad", "w"): _UNCLIPPED_W,
+        ("wgrad", "g"): _UNCLIPPED_WGRAD,
+        ("wgrad", "x"): _UNCLIPPED_WGRAD,
+    },
+    "mxfp4-qkv-mxfp8": _everywhere(How(_TILE))
+    | {(site, "g"): How(_TILE, stochastic=True) for site in ("dgrad", "wgrad")},
+    "nvfp4-nemotron3": _NVFP4,
+    "nvfp4-four-over-six": _as_nvfp4(partial(fp4_levels, scale=E4M3, error="mse")),
+    "nvfp4-ue5m3": _as_nvfp4(partial(fp4_levels, scale=UE5M3)),
+    "mxfp8-dequantized": {("fprop", "x"): _MXFP8, ("fprop", "w"): _MXFP8} | _DEQUANTIZED,
+    "nvfp4-dequantized": {("fprop", "x"): How(nvfp4), ("fprop", "w"): _NVFP4_W} | _DEQUANTIZED,
+    "ufp4": _everywhere(How(ufp4, 16, NVIDIA_SIGNS))
+    | {(site, "g"): _UFP4_G for site in ("dgrad", "wgrad")},
 }
 
 
@@ -114,7 +159,9 @@ def linear(
             if how is not None and how.points is not None:
                 own = how.signs if how.signs is not None else signs[site]
                 matrix = to_dtype(transform(matrix, own), dtype)
-            if how is not None:
+            if how is not None and how.quantize is None:
+                matrix = _rows(operands["fprop", name], axis)
+            elif how is not None:
                 extra = {"draws": drawn} if how.stochastic else {}
                 matrix = how.quantize(matrix, **extra)
                 matrix = matrix if exact else to_dtype(matrix, dtype)

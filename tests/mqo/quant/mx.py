@@ -1,5 +1,6 @@
-"""The elements of OCP's formats."""
+"""The elements of OCP's formats, and the rules of their scales."""
 
-from mqo.quant.formats import FORMATS
+from mqo.quant.formats import FORMATS, SCALE_RULES_OF
 
 MX_ELEMENTS = {name: row.element for name, row in FORMATS.items() if row.is_mx}
+MX_RULES = SCALE_RULES_OF["e8m0"]

@@ -253,7 +253,7 @@ def alone():
 
 
 def check():
-    load_quantizers(Project.here().root / "docs/quantizers/averis.py")
+    load_quantizers(Project.here().root / "tools/mqo/quant/recipes/averis.py")
     nearest = PLUGINS[SUM].options | {"rounding": "nearest-even"}
     PLUGINS[SUM] = replace(PLUGINS[SUM], options=nearest)
     wholes = world.alone(alone)

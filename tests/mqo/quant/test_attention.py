@@ -4,8 +4,8 @@ import pytest
 import torch
 from mqo.quant.attention import NAME, attend, select
 from mqo.quant.backend import fake_quantize
-from mqo.quant.config import QuantConfig
 from mqo.quant.model import quantize_model
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import ModelQuantization
 from mqo.quant.spec import QuantSpec
 from torch import nn

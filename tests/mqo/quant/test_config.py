@@ -6,9 +6,9 @@ import pytest
 import torch
 from mqo.quant import config
 from mqo.quant.backend import fake_quantize
-from mqo.quant.config import QuantConfig
 from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugins import PLUGINS
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.spec import QuantSpec
 
 FULL = """

@@ -25,7 +25,7 @@ from mqo.quant.cpu import compile as compiling
 from mqo.quant.cpu import threads as cpu_threads
 
 from ... import forking
-from .mx import MX_ELEMENTS
+from .mx import MX_ELEMENTS, MX_RULES
 
 TOOLS = Path(__file__).parents[3] / "tools"
 KINDS = tuple(FORMATS)
@@ -176,7 +176,7 @@ def test_every_pair_of_bfloat16_pattern_and_scale(assert_same_bits, kind):
 
 
 @every_element
-@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("rule", MX_RULES)
 @pytest.mark.parametrize("below", [0, 1, 0xFFFF])
 def test_every_amax_under_every_rule(assert_same_bits, kind, rule, below):
     # `below` are the bits that only float32 has; Inf and NaN are among the patterns.

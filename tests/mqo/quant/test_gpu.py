@@ -24,7 +24,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 from mqo.quant import gpu  # noqa: E402  it needs triton
 from mqo.quant.gpu import tiles  # noqa: E402
 
-from .mx import MX_ELEMENTS  # noqa: E402
+from .mx import MX_ELEMENTS, MX_RULES  # noqa: E402
 from .triton_runs import ROOT, ahead, run_in_the_interpreter  # noqa: E402
 
 IN_INTERPRETER = gpu.INTERPRETED
@@ -35,6 +35,8 @@ KINDS = tuple(FORMATS)
 SQUARE_KINDS = tuple(kind for kind in KINDS if FORMATS[kind].square)
 # A format of each kind of scale: what a kernel is specialized by.
 SCALES = tuple({FORMATS[kind].scale: kind for kind in KINDS}.values())
+TWO_LEVELS = tuple(kind for kind in KINDS if FORMATS[kind].scale == "two-level")
+BY_ERROR = ("four-over-six-mse", "four-over-six-mae")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
@@ -187,6 +189,22 @@ def test_squares(assert_equals_reference, kind, rounding, dtype):
             assert_equals_reference(x, spec, axis, seed=6)
 
 
+@runs_kernels
+@quietly
+@pytest.mark.parametrize("kind", TWO_LEVELS)
+@pytest.mark.parametrize("rule", BY_ERROR)
+@pytest.mark.parametrize("tile", TILES)
+def test_scales_by_error(assert_equals_reference, kind, rule, tile):
+    for source in SOURCES:
+        for dtype, rounding in ((torch.float32, None), (torch.bfloat16, "stochastic")):
+            spec = QuantSpec(kind, scale_rule=rule, tile=tile, rounding=rounding)
+            x = source((35, 40), dtype, 3).to(DEVICE)
+            for axis in (0, 1):
+                assert_equals_reference(x, spec, axis, seed=5)
+            largest = x.nan_to_num(posinf=1.0).abs().max().float().cpu()
+            assert_equals_reference(x.nan_to_num(), spec, amax=largest / 7)
+
+
 VECTORS = np.load(ROOT / "tests" / "vectors" / "recipes_vectors.npz")
 VECTOR_SPECS = {kind: QuantSpec(kind) for kind in KINDS} | {
     "nvfp4_1x16": QuantSpec("nvfp4"),
@@ -223,7 +241,7 @@ def test_the_stored_vectors(assert_same_bits, key):
 @heavy
 @quietly
 @every_mx
-@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("rule", MX_RULES)
 def test_every_scale_rule(assert_equals_reference, kind, rule):
     for source in SOURCES:
         x = source((64, 64), torch.float32, 4).to(DEVICE)
@@ -335,7 +353,7 @@ def test_every_pattern_under_some_scales(assert_equals_reference, kind, rounding
 @quietly
 @pytest.mark.usefixtures("large_tiles")
 @every_mx
-@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("rule", MX_RULES)
 def test_every_pattern_alone_in_its_block(assert_equals_reference, kind, rule):
     x = torch.arange(2**16, device=DEVICE).to(torch.int16).view(torch.bfloat16)
     assert_equals_reference(x.reshape(1, -1), QuantSpec(kind, scale_rule=rule, block=16), 0)
@@ -455,6 +473,8 @@ compiles_ahead = pytest.mark.skipif(
 COMPILED = [
     *((QuantSpec(kind), axis) for kind in SCALES for axis in (-1, 0)),
     *((QuantSpec(kind, tile="square"), -1) for kind in SQUARE_KINDS),
+    *((QuantSpec("nvfp4", scale_rule=BY_ERROR[0]), axis) for axis in (-1, 0)),
+    (QuantSpec("nvfp4", scale_rule=BY_ERROR[1], tile="square"), -1),
     (QuantSpec("mxfp4", rounding="nearest-away"), 0),
     (QuantSpec("mxfp8", rounding="stochastic"), -1),
     (QuantSpec("hifp8", rounding="stochastic", tensor_scale=True), -1),

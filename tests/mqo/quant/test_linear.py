@@ -2,19 +2,24 @@
 
 import copy
 import pickle
+from dataclasses import replace
 
 import pytest
 import torch
 from mqo.project import Project
-from mqo.quant.config import QuantConfig, current, parse
+from mqo.quant.config import current, parse
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import LABEL
+from mqo.quant.layer_rules import LayerRule
 from mqo.quant.linear import QuantLinear
-from mqo.quant.operand_table import LayerRule, OperandRow
+from mqo.quant.operand_table import OperandRow
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.progress import set_step
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import PROCESS, ModelQuantization
-from mqo.quant.recipe import LINEAR_SITES, Recipe, names
+from mqo.quant.recipe import Recipe
+from mqo.quant.recipe_files import names
+from mqo.quant.recipe_operands import LINEAR_SITES
 from torch import nn
 
 K, N = 160, 96
@@ -22,7 +27,7 @@ NAME = "decoder.layers.0.mlp.linear_fc1"
 STOCHASTIC = OperandRow(rounding="stochastic", hadamard=16, signs="random")
 OPTIONS = {
     **{kind: {"types": kind} for kind in ("mxfp8", "mxfp4", "nvfp4", "hifp8", "fp8_tensor")},
-    **{f"recipe {name}": {"recipe": name} for name in names()},
+    **{f"recipe {name}": {"recipe": name} for name in names() if name != "quest"},
     "random": {
         "types": "nvfp4",
         "operands": {
@@ -45,7 +50,7 @@ OPTIONS = {
         },
     },
 }
-# The examples of custom quantizers, but QuEST, whose gradients Megatron's layers get from hooks.
+# But not QuEST, whose gradients Megatron's layers get from hooks.
 EXAMPLES = ("averis", "four_over_six", "ms_eden", "ue5m3")
 OPTIONS |= {f"quantizer {name}": {"types": name} for name in EXAMPLES}
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -53,13 +58,10 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 def config(types="none", recipe=None, **options):
     if types in EXAMPLES:
-        load_quantizers(Project.here().root / f"docs/quantizers/{types}.py")
+        load_quantizers(Project.here().root / f"tools/mqo/quant/recipes/{types}.py")
     if recipe:
-        chosen = Recipe.load(recipe)
-        types, options = chosen.types.model_dump(), {"operands": chosen.operands, **chosen.options}
-    else:
-        types = dict.fromkeys(LINEAR_SITES, types)
-    return QuantConfig(asked=types, **options)
+        return replace(Recipe.load(recipe).config(), **options)
+    return QuantConfig(asked=dict.fromkeys(LINEAR_SITES, types), **options)
 
 
 def normal(*shape, seed=0, dtype=torch.float32):

@@ -5,10 +5,12 @@ import math
 import pytest
 import torch
 from mqo.quant.backend import fake_quantize
-from mqo.quant.formats import BLOCK_SIZES, SCALE_RULES
+from mqo.quant.formats import BLOCK_SIZES
 from mqo.quant.measurement import Measurement, measure, merge_measurements
 from mqo.quant.packing import pack
 from mqo.quant.spec import QuantSpec
+
+from .mx import MX_RULES
 
 KEY = ("fprop", "layers.0", "x", "mxfp8")
 
@@ -60,7 +62,7 @@ def test_counts_and_energies_are_those_of_a_plain_count(spec, dtype):
     assert found.sqnr_db == pytest.approx(10 * math.log10(found.signal / noise), abs=1e-3)
 
 
-@pytest.mark.parametrize("rule", SCALE_RULES)
+@pytest.mark.parametrize("rule", MX_RULES)
 @pytest.mark.parametrize("block", BLOCK_SIZES)
 @pytest.mark.parametrize("quant_type", ["mxfp8", "mxfp4"])
 def test_the_histogram_counts_the_scales_that_packing_stores(quant_type, block, rule):

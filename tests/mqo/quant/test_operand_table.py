@@ -169,10 +169,11 @@ def test_a_kept_weight_has_the_signs_of_the_step(options):
         assert (product - exact).norm() < 0.1 * exact.norm()
 
 
-def test_a_gain_is_taken_before_rounding_and_given_back_after(options):
-    options('[operands]\n"dgrad.grad" = { gain = 0.75 }\n')
+@pytest.mark.parametrize("gain", [0.75, 1.0625, 2.0])
+def test_a_gain_is_taken_before_rounding_and_given_back_after(options, gain):
+    options(f'[operands]\n"dgrad.grad" = {{ gain = {gain} }}\n')
     x = normal(4, 64)
-    expected = fake_quantize(0.75 * x, QuantSpec("mxfp4")) * (1 / 0.75)
+    expected = fake_quantize(gain * x, QuantSpec("mxfp4")) * (1 / gain)
     assert gemm_operands("dgrad", "mxfp4", None).lhs(x).equal(expected)
     assert gemm_operands("dgrad", "none", None).lhs(x) is x
 
@@ -223,7 +224,7 @@ def test_the_longest_block_counts_transforms_and_rules(options):
         ),
         ('[operands]\n"fprop.x" = { tile = "round" }', "unknown tile 'round'; valid: row, square"),
         ('[operands]\n"fprop.x" = { quant_type = "fp5" }', "unknown quant type 'fp5'"),
-        ('[operands]\n"fprop.x" = { gain = 2.0 }', "gain 2.0; valid: 2^-10"),
+        ('[operands]\n"fprop.x" = { gain = 2.01 }', "gain 2.01; valid: 2^-10 to 2.0"),
         ('[operands]\n"fprop.x" = { gain = 1e-320 }', "gain 1e-320; valid: 2^-10"),
         ('[operands]\n"fprop.x" = { gain = true }', "gain True; valid: 2^-10"),
         ('[operands]\n"fprop.x" = { hadamard = 17 }', "unknown hadamard 17; valid: 16, 32"),
@@ -233,7 +234,7 @@ def test_the_longest_block_counts_transforms_and_rules(options):
         ),
         ('[operands]\n"qk.key" = { gain = 0.5 }', "qk is not a site of linear layers"),
         ("rules = 3", "rules = 3 should be a list"),
-        ('[[rules]]\nlayers = "a"', "missing"),
+        ('[[rules]]\nlayers = "a"', "either quant_type or recipe"),
         ('[[rules]]\nlayers = "mlp:a"\nquant_type = "none"', "unknown GEMM site or kind"),
         ('[[rules]]\nlayers = "a"\nquant_type = "fp5"', "unknown quant type 'fp5'"),
         ('[[rules]]\nlayers = "a"\nquant_type = "mixed"', "unknown quant type 'mixed'"),

@@ -12,6 +12,9 @@ MODULES = sorted(FOLDER.rglob("*.py"))
 OTHERS = {
     "frozen_model.py": {"pydantic"},
     "recipe.py": {"pydantic"},
+    "recipe_files.py": {"pydantic"},
+    "recipe_operands.py": {"pydantic"},
+    "recipe_rules.py": {"pydantic"},
     "attention.py": {"transformers"},
     "comparison.py": {"matplotlib"},
     "cpu": {"numba", "llvmlite", "numpy"},

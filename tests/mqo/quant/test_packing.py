@@ -127,7 +127,7 @@ def test_codes_and_scales_have_no_padding(tensor_and_axis, spec):
 
 def row_bytes(kind):
     """Bytes of a block's scale."""
-    return {"hif4": 4, "fp8_block_fp32": 4}.get(kind, 1)
+    return {"hif4": 4, "fp8_block_fp32": 4, "ufp4": 4}.get(kind, 1)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +143,7 @@ def row_bytes(kind):
         ("fp8_tensor_e5m2", 8),
         ("fp8_block", 8.0625),
         ("fp8_block_fp32", 8.25),
+        ("ufp4", 6),
     ],
 )
 def test_bits_of_an_element_are_those_that_the_planner_counts(kind, bits):

@@ -18,7 +18,7 @@ def faults_of(name):
 
 
 def test_four_over_six_passes_and_has_a_table():
-    runpy.run_path(str(ROOT / "docs/quantizers/four_over_six.py"))
+    runpy.run_path(str(ROOT / "tools/mqo/quant/recipes/four_over_six.py"))
     report = check_quantizer("four_over_six")
     assert report.passed
     lines = str(report).splitlines()
@@ -33,6 +33,16 @@ def test_four_over_six_passes_and_has_a_table():
     of_normal = {error.spec.quant_type: error.measurement.sqnr_db for error in errors}
     assert of_normal["four_over_six"] > of_normal["nvfp4"] + 0.5
     assert report.ms_per_mb > 0
+
+
+def test_only_sizes_that_a_quantizer_accepts_are_tried():
+    @quantizer("integers", stochastic=True, block=8, multiple=24, estimator=True)
+    def quantize(x, context):
+        assert x.shape[1] % 24 == 0
+        return (4 * x + context.rand()).floor() / 4
+
+    estimator("integers")(lambda grad, x, context: grad)
+    assert check_quantizer("integers").passed
 
 
 def test_stochastic_rounding_passes():

@@ -166,3 +166,14 @@ def test_options_under_which_it_would_not_compute_gradients_are_refused(text):
 def test_other_options_are_not(text):
     clipped()
     assert parse(text).own_types() == {"clipped"}
+
+
+def test_a_transform_that_does_not_fit_is_refused_in_the_forward_pass():
+    clipped()
+    turned = {"hadamard": 16, "signs": "none"}
+    own = recipe(**{"fprop.x": turned, "fprop.weight": turned})
+    model = nn.Sequential(nn.Linear(40, 32), nn.Linear(32, 32))
+    quantize_model(model, own)
+    with pytest.raises(QuantizerError, match=r"layer 0 has 40 .* multiple of 16, because"):
+        model(torch.randn(6, 40))
+    assert model[1](torch.randn(6, 32)).shape == (6, 32)

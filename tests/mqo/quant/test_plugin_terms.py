@@ -3,15 +3,15 @@
 import pytest
 import torch
 from mqo.quant.backend import fake_quantize
-from mqo.quant.config import QuantConfig
 from mqo.quant.gemms import GemmOperands, gemm_operands
 from mqo.quant.linear import QuantLinear
 from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugin_terms import round_term
 from mqo.quant.products import Alphas, with_alphas
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import PROCESS, ModelQuantization
-from mqo.quant.recipe import LINEAR_SITES
+from mqo.quant.recipe_operands import LINEAR_SITES
 from mqo.quant.record import RECORDER
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec
@@ -220,6 +220,19 @@ def test_wrong_declarations_are_refused(declared):
         declare(**declared)
 
 
+@pytest.mark.parametrize("kind", ["nvfp4", "fp8_tensor_e4m3"])
+def test_a_term_may_have_the_scale_of_another_amax(kind):
+    x, amax = normal(4, 32), torch.tensor(1000.0)
+
+    @quantizer("held", independent_rows=True)
+    def quantize(x, context):
+        return round_term(x, kind, context, amax=amax)
+
+    values = fake_quantize(x, QuantSpec(kind, without_alpha=True), amax=amax)
+    assert fake_quantize(x, "held").equal(values * alpha_of(1000.0, QuantSpec(kind)))
+    assert not fake_quantize(x, "held").equal(fake_quantize(x, kind))
+
+
 @pytest.mark.parametrize(
     ("declared", "body", "complaint"),
     [
@@ -227,6 +240,7 @@ def test_wrong_declarations_are_refused(declared):
         ({"independent_rows": True}, lambda x, c: c.largest(x), "independent_rows"),
         ({}, lambda x, c: round_term(x, "mxfp4", c, rounding="stochastic"), "stochastic=True"),
         ({}, lambda x, c: round_term(x, "split", c), "unknown format 'split'"),
+        ({}, lambda x, c: round_term(x, "mxfp4", c, amax=x.max()), "no scale of the tensor"),
     ],
 )
 def test_undeclared_needs_are_refused(declared, body, complaint):

@@ -10,7 +10,7 @@ import torch
 from mqo.project import Project
 from mqo.quant.backend import fake_quantize
 from mqo.quant.comparison import compare_formats, sqnr
-from mqo.quant.config import QuantConfig, current
+from mqo.quant.config import current
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
@@ -19,8 +19,10 @@ from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import set_step
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import ModelQuantization
-from mqo.quant.recipe import LINEAR_SITES, Recipe
+from mqo.quant.recipe import Recipe
+from mqo.quant.recipe_operands import LINEAR_SITES
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec
 from mqo.quant.stochastic import RANDOM_BITS, draws
@@ -240,6 +242,8 @@ def test_a_decorator_without_a_name_is_refused():
         ("My-type", {}, "invalid name 'My-type'"),
         ("mine", {"block": 0}, "invalid block 0"),
         ("mine", {"block": True}, "invalid block True"),
+        ("mine", {"multiple": 0}, "invalid multiple 0"),
+        ("mine", {"multiple": True}, "invalid multiple True"),
         ("mine", {"square": True}, "squares, and no block"),
     ],
 )
@@ -247,6 +251,16 @@ def test_a_wrong_declaration_is_refused(name, options, text):
     with pytest.raises(ValueError, match=text):
         quantizer(name, **options)(lambda x, context: x)
     assert PLUGINS == {}
+
+
+def test_a_size_that_is_not_a_multiple_is_refused():
+    @quantizer("mine", multiple=24)
+    def mine(x, context):
+        return x
+
+    assert fake_quantize(torch.ones(48, 5), "mine", axis=0).shape == (48, 5)
+    with pytest.raises(QuantizerError, match=r"a tensor has 5 .* mine needs a multiple of 24"):
+        fake_quantize(torch.ones(48, 5), "mine")
 
 
 def test_a_row_that_it_does_not_read_is_refused(tmp_path):
@@ -372,7 +386,7 @@ def test_a_forked_process_has_threads_of_its_own():
 
 @pytest.fixture
 def four_over_six():
-    runpy.run_path(str(ROOT / "docs/quantizers/four_over_six.py"))
+    runpy.run_path(str(ROOT / "tools/mqo/quant/recipes/four_over_six.py"))
 
 
 @pytest.mark.parametrize("tile", ["row", "square"])
@@ -457,6 +471,45 @@ def test_the_options_of_a_recipe_reach_each_call(seen, tmp_path):
     quantize_model(model, str(path))
     model(normal(4, K))
     assert seen == [DEFAULTS | {"kind": "b"}] * 2
+
+
+def test_an_operand_has_options_of_its_own(seen, tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'types = { fprop = "tuned" }\n[plugin_options.tuned]\nkind = "b"\ncount = 5\n'
+        '[operands]\n"fprop.weight" = { options = { kind = "c", gain = 3 } }\n'
+        '[[rules]]\nlayers = "1"\nrecipe = "other"\n'
+        '[recipes.other]\ntypes = { fprop = "tuned" }\n'
+        'operands = { "fprop.x" = { options = { on = false } } }\n'
+    )
+    model = nn.Sequential(nn.Linear(K, N), nn.Linear(N, K))
+    quantize_model(model, str(path))
+    model(normal(4, K))
+    of_recipe = DEFAULTS | {"kind": "b", "count": 5}
+    assert seen == [
+        of_recipe,
+        of_recipe | {"kind": "c", "gain": 3.0},
+        of_recipe | {"on": False},
+        of_recipe,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ('"fprop.x" = { options = { gian = 1.0 } }', "'gian' of tuned"),
+        ('"fprop.x" = { options = { count = 1.5 } }', "count = 1.5 of tuned"),
+        ('"fprop.x" = { options = { kind = [1] } }', "options"),
+        ('"fprop.x" = { options = 3 }', "options"),
+        ('"dgrad.grad" = { options = { gain = 1.0 } }', "needs a quantized operand"),
+        ('"wgrad.x" = { options = { gain = 1.0 } }', "a custom quantizer, which mxfp8 is not"),
+    ],
+)
+def test_options_that_an_operand_cannot_have_are_refused(seen, tmp_path, row, text):
+    path = tmp_path / "mine.toml"
+    path.write_text(f'types = {{ fprop = "tuned", wgrad = "mxfp8" }}\n[operands]\n{row}\n')
+    with pytest.raises(ValueError, match=text):
+        Recipe.load(str(path))
 
 
 @pytest.mark.parametrize(

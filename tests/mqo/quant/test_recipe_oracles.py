@@ -6,12 +6,14 @@ import torch
 from mqo.launch.config import resolve
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.hadamard import signs_of
+from mqo.quant.labels import LABEL
 from mqo.quant.progress import set_step
 from mqo.quant.spec import Hadamard
 from mqo.quant.stochastic import derive_seed, draws
 from mqo.recipes import recipe as recipes
 from torch.nn import Parameter
 
+from ...oracles.compared import documented
 from ...oracles.recipes import GEMMS, RECIPES, drawn_shapes, linear
 
 layers = pytest.importorskip("megatron.core.tensor_parallel.layers")
@@ -83,7 +85,8 @@ def operands(site, literal, given):
         tensor = given[name].flatten(0, -2) if site == "wgrad" else given[name]
         quantized = quantize(tensor)
         assert quantized.dtype == tensor.dtype
-        found[name] = quantized.flatten(0, -2).movedim(axis, -1).float().numpy()
+        rows = quantized.detach().flatten(0, -2).movedim(axis, -1)
+        found[name] = rows.float().numpy()
     return found
 
 
@@ -103,6 +106,41 @@ def test_operands_of_bfloat16_are_the_oracles(types, recipe):
         lhs, rhs = operands(site, types[site], given).values()
         assert np.array_equal(lhs, expected.lhs), f"left operand of {site}"
         assert np.array_equal(rhs, expected.rhs), f"right operand of {site}"
+
+
+@every_recipe
+def test_the_number_of_compared_values_is_the_documented_one(recipe):
+    values = 0
+    for dtype in (torch.float32,) if recipe == UNBIASED else (torch.float32, torch.bfloat16):
+        for site, expected in oracle(recipe, tensors(dtype)).items():
+            pairs = zip(GEMMS[site], (expected.lhs, expected.rhs), strict=True)
+            values += sum(array.size for (n, _), array in pairs if (site, n) in RECIPES[recipe])
+    assert values == documented(recipe)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("recipe", "part", "own"),
+    [
+        ("mxfp4-qkv-mxfp8", "linear_qkv", "mxfp8"),
+        ("nvfp4-nemotron3", "linear_qkv", None),
+        ("nvfp4-nemotron3", "linear_proj", None),
+    ],
+)
+def test_layers_of_a_rule_have_the_operands_of_its_recipe(types, part, own, dtype):
+    """Where the rule's type is 'none', they are the tensors themselves."""
+    given = tensors(dtype)
+    given["w"] = Parameter(given["w"])
+    setattr(given["w"], LABEL, f"decoder.layers.0.self_attention.{part}")
+    plain = {name: t.detach() for name, t in given.items()}
+    for site, pair in GEMMS.items():
+        found = operands(site, types[site], given)
+        for side, (name, axis) in zip(("lhs", "rhs"), pair, strict=True):
+            if own:
+                expected = getattr(oracle(own, plain)[site], side)
+            else:
+                expected = plain[name].flatten(0, -2).movedim(axis, -1).float().numpy()
+            assert np.array_equal(found[name], expected), f"{name} of {site}"
 
 
 @pytest.mark.parametrize("recipe", [UNBIASED])

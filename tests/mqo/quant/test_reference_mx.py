@@ -13,11 +13,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mqo.quant import stochastic
-from mqo.quant.formats import ROUNDINGS, SCALE_RULES
+from mqo.quant.formats import ROUNDINGS
 from mqo.quant.reference import qdq
 from mqo.quant.spec import QuantSpec
 
-from .mx import MX_ELEMENTS
+from .mx import MX_ELEMENTS, MX_RULES
 
 VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "mx_vectors.npz")
 RULES = {
@@ -32,7 +32,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 # A format may be younger than the vectors.
 STORED = [kind for kind in KINDS if f"exact_even_rne__{MX_ELEMENTS[kind].name}__normal" in VECTORS]
 every_stored_kind = pytest.mark.parametrize("kind", STORED)
-every_rule = pytest.mark.parametrize("rule", SCALE_RULES)
+every_rule = pytest.mark.parametrize("rule", MX_RULES)
 
 
 def vector(kind, rule, case):

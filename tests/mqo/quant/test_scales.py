@@ -86,7 +86,7 @@ def test_zeros_become_zeros_and_nothing_stays_nothing(kind):
         assert qdq(x, QuantSpec(kind)).equal(x)
 
 
-@pytest.mark.parametrize("kind", ["fp8_tensor_e4m3", "fp8_tensor_e5m2", "fp8_block_fp32"])
+@pytest.mark.parametrize("kind", ["fp8_tensor_e4m3", "fp8_tensor_e5m2", "fp8_block_fp32", "ufp4"])
 def test_the_largest_magnitude_comes_to_lie_at_the_elements_top(kind):
     x = normal(1, 128)
     result = qdq(x, QuantSpec(kind))
@@ -96,7 +96,7 @@ def test_the_largest_magnitude_comes_to_lie_at_the_elements_top(kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["nvfp4", "hif4", "fp8_tensor_e4m3", "fp8_tensor_e5m2", "fp8_block_fp32"]
+    "kind", ["nvfp4", "hif4", "fp8_tensor_e4m3", "fp8_tensor_e5m2", "fp8_block_fp32", "ufp4"]
 )
 def test_no_finite_magnitude_of_float16_becomes_infinite(kind):
     # The largest thousand, alone in a tensor each.

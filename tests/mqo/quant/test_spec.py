@@ -18,6 +18,7 @@ from mqo.quant.spec import QuantSpec
         ("mxint8", "nearest-even"),
         ("nvfp4", "nearest-even"),
         ("hif4", "nearest-away"),
+        ("ufp4", "nearest-even"),
         ("fp8_block", "nearest-even"),
     ],
 )
@@ -49,8 +50,8 @@ def test_the_block_is_a_choice_of_mx_formats_alone(kind, block):
 
 @pytest.mark.parametrize("kind", REFERENCE_TYPES)
 def test_square_tiles_are_those_of_the_formats_that_have_them(kind):
-    """All with blocks, but hif4, whose blocks have parts."""
-    square = kind != "hif4" and QuantSpec(kind).block is not None
+    """All with blocks, but hif4, whose blocks have parts, and ufp4, which is published without."""
+    square = kind not in ("hif4", "ufp4") and QuantSpec(kind).block is not None
     assert QuantSpec(kind, tile="square").tile == ("square" if square else "row")
 
 

@@ -6,14 +6,15 @@ from dataclasses import replace
 import pytest
 import torch
 from mqo.quant.backend import fake_quantize
-from mqo.quant.config import QuantConfig, parse
+from mqo.quant.config import parse
 from mqo.quant.formats import FORMATS, SITES
 from mqo.quant.options import OPTIONS
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.spec import QuantSpec
 from mqo.quant.table import (
     READ_TABLES,
     entries,
-    layer_types,
+    layer_specs,
     phase_types,
     readers,
     unread,
@@ -38,12 +39,15 @@ def a_mixture():
 @pytest.mark.parametrize("name", SPEC_OPTIONS)
 def test_an_option_is_read_where_it_changes_a_quantized_value(quant_type, name):
     x, default = a_mixture(), QuantSpec(quant_type)
-    results = []
-    for value in OPTIONS[name].valid:
+    values, results = OPTIONS[name].valid, []
+    if name == "scale_rule":
+        values = FORMATS[quant_type].scale_rules or values
+    for value in values:
         spec = replace(default, **{name: value})
         results.append(fake_quantize(x, spec, axis=-1, seed=7))
     changes = any(not one.equal(results[0]) for one in results)
-    assert changes is not unread(QuantConfig(asked={"fprop": quant_type}), name)
+    config = QuantConfig(asked={"fprop": quant_type}, **{name: values[0]})
+    assert changes is not unread(config, name)
 
 
 @pytest.mark.parametrize("name", [n for n in OPTIONS if OPTIONS[n].table in READ_TABLES])
@@ -55,7 +59,10 @@ def test_an_option_is_unread_exactly_where_no_value_changes_an_entry(quant_type,
         config = QuantConfig(asked={site: quant_type}, rounding=rounding)
         tables = [entries(replace(config, **{name: value})) for value in values]
         same = all(table == tables[0] for table in tables)
-        assert all(unread(replace(config, **{name: value}), name) == same for value in values)
+        for value in values:
+            # A format reads only its own rules.
+            unused = name == "scale_rule" and value not in FORMATS[quant_type].scale_rules
+            assert unread(replace(config, **{name: value}), name) == (same or unused)
 
 
 def test_what_is_unquantized_reads_nothing():
@@ -66,6 +73,9 @@ def test_what_is_unquantized_reads_nothing():
 def test_readers_are_types_and_sites():
     mx = [name for name, row in FORMATS.items() if row.is_mx]
     assert readers("block") == (mx, list(SITES), False)
+    assert readers("scale_rule", "rceil") == readers("block")
+    two_levels = [name for name, row in FORMATS.items() if row.scale == "two-level"]
+    assert readers("scale_rule", "four-over-six-mae") == (two_levels, list(SITES), False)
     assert readers("smooth_key")[1] == ["qk"]
     assert readers("save_activations")[1] == ["fprop"]
     assert readers("cache_weights")[1] == ["fprop", "dgrad"]
@@ -79,7 +89,7 @@ def test_a_ruled_layer_uses_the_defaults_of_its_type():
         '"wgrad.x" = { hadamard = 16 }\n'
         '[[rules]]\nlayers = "linear:a"\nquant_type = "mxfp8"\n'
     )
-    ruled = {entry.choices for entry in entries(config, LAYERS) if entry.ruled}
+    ruled = {entry.choices for entry in entries(config, LAYERS) if entry.assigned}
     assert ruled == {"mxfp8 1x32 nearest-even floor"}
     grad, x = (config.operand_spec("wgrad", operand, "b", "nvfp4") for operand in ("grad", "x"))
     assert (grad.hadamard.points, grad.gain, grad.spec.rounding) == (16, 0.75, "stochastic")
@@ -113,7 +123,8 @@ def test_an_exclude_is_unread_if_no_layer_changes():
     )
     assert unread_excludes(config, None) == ["qk:*"]
     assert unread_excludes(config, LAYERS) == ["a", "qk:*", "linear:a"]  # two cover the same layer
-    assert layer_types(config, LAYERS)["fprop", "b"] == ("none",)
+    specs = layer_specs(config, LAYERS)["fprop", "b"]
+    assert {spec.spec.quant_type for spec in specs} == {"none"}
 
 
 def test_a_row_is_unread_if_no_entry_changes():

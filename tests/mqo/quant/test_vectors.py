@@ -12,6 +12,8 @@ from mqo.quant.reference import qdq
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec, without_alpha
 
+from ...oracles.formats import ufp4
+
 VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "recipes_vectors.npz")
 # What the file calls a format -> its spec here; the others have the same name.
 SPECS = {
@@ -21,6 +23,9 @@ SPECS = {
     "fp8_128x128": QuantSpec("fp8_block", tile="square"),
     "fp8_1x128_fp32scale": QuantSpec("fp8_block_fp32"),
 }
+# Formats without public code -> their definition in numpy.
+DEFINED = {"ufp4": ufp4}
+CASES = [key.removeprefix("in/") for key in VECTORS if key.startswith("in/")]
 NOT_BUILT = "hif4_unrounded_mantissa"
 KEYS = [key.split("/") for key in VECTORS if not key.startswith(("in/", NOT_BUILT))]
 QUANTIZERS = {"reference": qdq, "default": lambda x, spec, axis: fake_quantize(x, spec, axis=axis)}
@@ -53,6 +58,16 @@ def test_blocks_along_either_axis_bit_for_bit(assert_same_bits, vector, name, ca
         assert_same_bits(quantize(x, spec, 0), expected)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case != "nonfinite"])
+@pytest.mark.parametrize("name", DEFINED)
+@every_quantizer
+def test_formats_without_public_code_are_their_definition(assert_same_bits, name, case, quantize):
+    x = VECTORS[f"in/{case}"]
+    expected = torch.from_numpy(DEFINED[name](x))
+    assert_same_bits(quantize(torch.from_numpy(x), QuantSpec(name), -1), expected)
+    assert_same_bits(pack(torch.from_numpy(x), QuantSpec(name)).unpack(), expected)
+
+
 @every_vector
 def test_a_value_is_alpha_times_what_the_gemm_multiplies(vector, name, case):
     x, expected = vector
@@ -73,6 +88,8 @@ def test_packed_storage_gives_them_back(assert_same_bits, vector, name, case):
 
 def test_there_are_vectors_of_every_format_but_those_of_the_older_files():
     older = {"mxfp8", "mxfp8_e5m2", "mxfp4", "hifp8"}
-    assert {spec_of(name).quant_type for name, _ in KEYS} | older == set(FORMATS)
+    of_an_oracle = {"nvfp4_ue5m3", "fp4_ue5m3"}  # in test_oracle_levels.py
+    stored = {spec_of(name).quant_type for name, _ in KEYS}
+    assert stored | older | of_an_oracle | {*DEFINED} == set(FORMATS)
     cases = {key.removeprefix("in/") for key in VECTORS if key.startswith("in/")}
     assert {case for _, case in KEYS} == cases

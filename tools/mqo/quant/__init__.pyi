@@ -3,7 +3,6 @@ from mqo.quant.codes import code_values as code_values
 from mqo.quant.comparison import Comparison as Comparison
 from mqo.quant.comparison import compare_formats as compare_formats
 from mqo.quant.comparison import sqnr as sqnr
-from mqo.quant.config import QuantConfig as QuantConfig
 from mqo.quant.formats import BLOCK_SIZES as BLOCK_SIZES
 from mqo.quant.formats import FORMATS as FORMATS
 from mqo.quant.formats import QUANT_TYPES as QUANT_TYPES
@@ -17,6 +16,7 @@ from mqo.quant.linear import QuantLinear as QuantLinear
 from mqo.quant.measurement import Measurement as Measurement
 from mqo.quant.measurement import measure as measure
 from mqo.quant.model import quantize_model as quantize_model
+from mqo.quant.own_formats import load_formats as load_formats
 from mqo.quant.packed_activations import saved_operands as saved_operands
 from mqo.quant.packing import PackedTensor as PackedTensor
 from mqo.quant.packing import pack as pack
@@ -28,6 +28,7 @@ from mqo.quant.plugin_decorators import estimator as estimator
 from mqo.quant.plugin_decorators import quantizer as quantizer
 from mqo.quant.plugin_file import load_quantizers as load_quantizers
 from mqo.quant.plugin_terms import round_term as round_term
+from mqo.quant.quant_config import QuantConfig as QuantConfig
 from mqo.quant.quantization import ModelQuantization as ModelQuantization
 from mqo.quant.recipe import Recipe as Recipe
 from mqo.quant.source import site_types as site_types

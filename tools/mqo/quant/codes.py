@@ -29,10 +29,10 @@ def code_values(quant_type: str) -> list[float]:
 
 def _minifloat_value(element: Minifloat, code: int) -> float:
     if element.emin == element.emax:  # one step everywhere
-        return math.ldexp(code, element.emin - element.mantissa_bits)
+        return math.ldexp(code, element.min_exponent)
     exponent, mantissa = divmod(code, 2**element.mantissa_bits)
     significand = mantissa + (2**element.mantissa_bits if exponent else 0)
-    value = math.ldexp(significand, element.emin - element.mantissa_bits + max(exponent, 1) - 1)
+    value = math.ldexp(significand, element.min_exponent + max(exponent, 1) - 1)
     if value <= element.max_value:
         return value
     return math.inf if element.has_infinity and mantissa == 0 else math.nan

@@ -3,8 +3,9 @@
 This module imports only the standard library, because commands do not load torch.
 """
 
+import itertools
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,8 @@ class Minifloat:
 
     A normal value is ±2^e (1 + M / 2^mantissa_bits) with emin <= e <= emax. Subnormals continue
     below 2^emin in steps of 2^(emin - mantissa_bits). A code is sign, exponent, mantissa; those
-    beyond `max_value` are NaN, and the first of them Infinity where `has_infinity`.
+    beyond `max_value` are NaN, and the first of them Infinity where `has_infinity`. Without
+    `signed`, a code has no sign.
 
     Integers are minifloats whose exponent is always 0: multiples of 2^-mantissa_bits below 2. With
     `complement`, a code is the two's complement of the integer, and a zero has no sign.
@@ -40,6 +42,12 @@ class Minifloat:
     max_value: float
     has_infinity: bool = False
     complement: bool = False
+    signed: bool = True
+
+    @property
+    def min_exponent(self) -> int:
+        """The exponent of the smallest positive value."""
+        return self.emin - self.mantissa_bits
 
     @classmethod
     def integer(cls, name: str, bits: int, signs: str) -> "Minifloat":
@@ -51,10 +59,12 @@ class Minifloat:
         return cls(name, bits, 0, 0, fraction, top, complement=signs == "complement")
 
     @classmethod
-    def from_row(cls, name: str, bits: int, mantissa_bits: int, special: str = NONE) -> "Minifloat":
+    def from_row(
+        cls, name: str, bits: int, mantissa_bits: int, special: str = NONE, signed: bool = True
+    ) -> "Minifloat":
         """Derive the constants of a row; raise ValueError if the kernels do not support it."""
         check_choice(f"special codes of {name}", special, (NONE, "nan", "ieee"))
-        exponent_bits = bits - 1 - mantissa_bits
+        exponent_bits = bits - signed - mantissa_bits
         # A code is a byte; ties to even need a mantissa; bfloat16 has every value.
         check_choice(f"bits of {name}", bits, range(3, 9))
         check_choice(f"mantissa bits of {name}", mantissa_bits, range(1, bits - 1))
@@ -64,7 +74,7 @@ class Minifloat:
         emax = 2**exponent_bits - 1 - bias - ieee
         steps = 2 ** (mantissa_bits + 1) - 1 - (special == "nan")
         top = steps * 2.0 ** (emax - mantissa_bits)
-        return cls(name, bits, emax, 1 - bias, mantissa_bits, top, ieee)
+        return cls(name, bits, emax, 1 - bias, mantissa_bits, top, ieee, signed=signed)
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,11 @@ class TaperedFormat:
     widths: tuple[tuple[int, int], ...]
     min_exponent: int
     max_exponent: int
+
+    @property
+    def max_value(self) -> float:
+        """The largest finite value."""
+        return 2.0**self.max_exponent
 
 
 def minifloat(element: Minifloat | TaperedFormat) -> Minifloat:
@@ -102,6 +117,7 @@ class Format:
     light: str
     dark: str
     block: int | None = None
+    block_scale: Minifloat | None = None
     square: bool = False
     scripts: bool = False
     least_sqnr: float | None = None
@@ -122,6 +138,11 @@ class Format:
     def is_mx(self) -> bool:
         """Whether it is an MX format of OCP, with a choice of block and scale rule."""
         return self.scale == "e8m0"
+
+    @property
+    def scale_rules(self) -> tuple[str, ...]:
+        """The rules by which a scale may follow from a block, the default first; () for one."""
+        return SCALE_RULES_OF.get(self.scale, ())
 
     @property
     def needs_tensor_amax(self) -> bool:
@@ -178,13 +199,13 @@ def check_choice(name: str, value: object, valid: Sequence[object]) -> None:
 
 
 def types() -> tuple[str, ...]:
-    """Return the types of a site: QUANT_TYPES, and the custom quantizers."""
-    return (*QUANT_TYPES, *PLUGINS)
+    """Return the types of a site: formats, families, 'none', and the custom quantizers."""
+    return (NONE, *FORMATS, *FAMILIES, *PLUGINS)
 
 
 def tensor_types() -> tuple[str, ...]:
-    """Return the types of a tensor: REFERENCE_TYPES, and the custom quantizers."""
-    return (*REFERENCE_TYPES, *PLUGINS)
+    """Return the types of a tensor: formats, 'none', and the custom quantizers."""
+    return (NONE, *FORMATS, *PLUGINS)
 
 
 def format_of(name: str) -> "Format | Plugin":
@@ -207,7 +228,8 @@ def check_seed(seed: object) -> None:
 # -- the file -------------------------------------------------------------------------------------
 
 
-def _element(name: str, row: dict[str, Any]) -> Minifloat | TaperedFormat:
+def element_of(name: str, row: dict[str, Any]) -> Minifloat | TaperedFormat:
+    """Return the element of a row; ValueError or TypeError for an invalid one."""
     if "signs" in row:
         return Minifloat.integer(name, **row)
     if "widths" not in row:
@@ -215,9 +237,17 @@ def _element(name: str, row: dict[str, Any]) -> Minifloat | TaperedFormat:
     return TaperedFormat(name, **row | {"widths": tuple(map(tuple, row["widths"]))})
 
 
-def _format(name: str, row: dict[str, Any]) -> Format:
-    check_choice(f"element of {name}", row["element"], tuple(ELEMENTS))
-    result = Format(name, **row | {"element": ELEMENTS[row["element"]]})
+def format_of_row(
+    name: str, row: dict[str, Any], known: Mapping[str, Minifloat | TaperedFormat]
+) -> Format:
+    """Return the format of a row whose elements are among `known`; ValueError if it is invalid."""
+    signed = tuple(each for each, kind in known.items() if getattr(kind, "signed", True))
+    check_choice(f"element of {name}", row["element"], signed)
+    scale_element = row.get("block_scale")
+    choices = tuple(known) if row["scale"] in ("one-level", "two-level") else (None,)
+    check_choice(f"block scale of {name}", scale_element, choices)
+    elements = {"element": known[row["element"]], "block_scale": known.get(str(scale_element))}
+    result = Format(name, **row | elements)
     tapered = isinstance(result.element, TaperedFormat)
     scales = (NONE,) if tapered else tuple(kind for kind in SCALE_BYTES if kind != NONE)
     check_choice(f"scale of {name}", result.scale, scales)
@@ -229,7 +259,8 @@ def _format(name: str, row: dict[str, Any]) -> Format:
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 BLOCK_SIZES: tuple[int, ...] = tuple(_FILE["block_sizes"])
-SCALE_RULES: tuple[str, ...] = tuple(_FILE["scale_rules"])
+SCALE_RULES_OF = {kind: tuple(rules) for kind, rules in _FILE["scale_rules"].items()}
+SCALE_RULES: tuple[str, ...] = tuple(itertools.chain(*SCALE_RULES_OF.values()))
 ROUNDINGS: tuple[str, ...] = tuple(_FILE["roundings"])
 OVERFLOWS: tuple[str, ...] = tuple(_FILE["overflows"])
 SAVED_FORMS: tuple[str, ...] = tuple(_FILE["saved_forms"])
@@ -237,14 +268,15 @@ TILES: tuple[str, ...] = tuple(_FILE["tiles"])
 HADAMARD_POINTS: tuple[int, ...] = tuple(_FILE["hadamard_points"])
 HADAMARD_SIGNS: tuple[str, ...] = tuple(_FILE["hadamard_signs"])
 SCALE_BYTES: dict[str, int] = _FILE["scale_bytes"]
-ELEMENTS = {name: _element(name, row) for name, row in _FILE["elements"].items()}
-FORMATS = {name: _format(name, row) for name, row in _FILE["formats"].items()}
+ELEMENTS = {name: element_of(name, row) for name, row in _FILE["elements"].items()}
+FORMATS = {name: format_of_row(name, row, ELEMENTS) for name, row in _FILE["formats"].items()}
 FAMILIES = {name: Family(name, **row) for name, row in _FILE["families"].items()}
 SITES = {
     name: GemmSite(name, row["layer"], *row["lhs"], *row["rhs"])
     for name, row in _FILE["sites"].items()
 }
 
-# The values that a `custom_quant_type` literal in the source may hold, and those of a QuantSpec.
+# The values that a `custom_quant_type` literal in the source may hold, and those of a QuantSpec,
+# without the formats of a user (own_formats.py).
 QUANT_TYPES = (NONE, *FORMATS, *FAMILIES)
 REFERENCE_TYPES = (NONE, *FORMATS)

@@ -29,7 +29,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mqo.quant.backend import fake_quantize, is_fake
-from mqo.quant.config import QuantConfig
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
 from mqo.quant.hadamard import inverse, transform
@@ -42,6 +41,7 @@ from mqo.quant.plugin_context import CallSite, QuantizerError
 from mqo.quant.plugin_gradients import estimated
 from mqo.quant.plugin_states import Operand
 from mqo.quant.products import Alphas, is_known, joins_terms, with_alphas
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import PROCESS, Quantization
 from mqo.quant.rounded import Rounded
 from mqo.quant.scales import alpha_of
@@ -203,12 +203,6 @@ class QuantizedOperands(GemmOperands):
         turned, seed = operand_spec.hadamard, self._sign_seed(operand_spec.hadamard)
         of_rounded, x, size = grad, original, grad.shape[axis]
         if turned:
-            if size % turned.points:
-                raise QuantizerError(
-                    f"{operand} of {self.layer} has {size} elements along the axis of fprop, and "
-                    f"{operand_spec.spec.quant_type} computes gradients after a transform of "
-                    f"{turned.points}; valid: a multiple"
-                )
             of_rounded = transform(grad.float(), turned, axis=axis, seed=seed)
             x = transform(original, turned, axis=axis, seed=seed)  # as it was rounded
         result = estimated(of_rounded, x, operand_spec.spec, axis, self._call_site(operand))
@@ -254,6 +248,11 @@ class QuantizedOperands(GemmOperands):
         """Return one operand, quantized, without its gain; record it as `recorded`."""
         operand, axis = self.site.operand(side)
         spec = operand_spec.spec
+        if fault := operand_spec.size_fault(size := original.shape[axis]):
+            raise QuantizerError(
+                f"{operand} of {self.site.name}, layer {self.layer} has {size} elements per row, "
+                f"and {fault}"
+            )
         keeps = isinstance(original, Parameter) and self.options.cache_weights
         seed = self._seed(operand, spec, keeps)
         excluding = without_alpha(spec) if self.alphas else spec

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from mqo.quant.formats import SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN, Minifloat
+from mqo.quant.formats import SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN
 from mqo.quant.scales import Scales, expand_scales, exponent, scales_of
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import largest
@@ -72,8 +72,7 @@ def _energies(original: Tensor, quantized: Tensor) -> Tensor:
 
 def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
     """Count the magnitudes beyond the largest finite value under their scale."""
-    element = spec.format.element
-    limit = element.max_value if isinstance(element, Minifloat) else 2.0**element.max_exponent
+    limit = spec.format.element.max_value
     encode = expand_scales(scales.encode.float(), scales.run, x.shape[-1] if x.dim() else 1)
     # A block without a scale does not count as saturated: comparisons with NaN are false.
     return ((x.float() * encode).abs() > limit).sum()

@@ -12,14 +12,16 @@ from torch import nn
 
 from mqo.quant import excludes
 from mqo.quant.attention import attention_modules, select
-from mqo.quant.config import QuantConfig
 from mqo.quant.formats import ATTENTION, LINEAR, NONE, check_choice, check_type, types
+from mqo.quant.layer_rules import LayerRule
 from mqo.quant.linear import QuantLinear
-from mqo.quant.operand_table import LayerRule
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import PLUGINS
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import ModelQuantization
-from mqo.quant.recipe import LINEAR_SITES, Recipe, names
+from mqo.quant.recipe import Recipe
+from mqo.quant.recipe_files import names
+from mqo.quant.recipe_operands import LINEAR_SITES
 
 # Last parts of the names of LM heads in models without `get_output_embeddings`.
 _HEADS = ("lm_head", "output_layer")
@@ -47,11 +49,12 @@ def quantize_model(
 
     Args:
         model: any module; its own options are independent of those of other models.
-        recipe: a recipe, the name of one ('nvfp4'), FILE.toml, or a type ('mxfp4') for all GEMMs.
-            Recipes, but not types, leave the LM head unquantized.
+        recipe: a recipe, the name of one ('nvfp4'), FILE.toml, or a type ('mxfp4') for all GEMMs of
+            linear layers. Recipes, but not types, leave the LM head unquantized.
         include: patterns of the layers to quantize; `*` also matches dots.
         exclude: patterns of the layers to leave unquantized.
         qk, pv: the types of attention's two products, for models of transformers; see attention.py.
+            'none' for those of the recipe, if it has any.
         blocks: the name of the list of transformer blocks, 'model.layers', for recipes that leave
             the first or last ones unquantized; None for the only such list.
         seed: the seed of stochastic rounding and random signs; None for the recipe's, or 0.
@@ -75,6 +78,10 @@ def quantize_model(
     for quant_type in (qk, pv):
         check_type(quant_type)
     chosen = _recipe(recipe)
+    if chosen.types.of_attention:
+        if {qk, pv} != {NONE}:
+            raise ValueError(f"{chosen.label} has types for attention; valid: no qk and pv")
+        qk, pv = chosen.types.qk, chosen.types.pv
     layers = dict(_layers(model))
     attention = attention_modules(model) if {qk, pv} != {NONE} else {}
     _check_patterns("include", include, [*layers, *attention])
@@ -88,7 +95,7 @@ def quantize_model(
     options = replace(
         own,
         asked={**own.asked, "qk": qk, "pv": pv},
-        rules=_rules(model, chosen, blocks, layers),
+        rules=_rules(model, chosen, blocks, [*layers, *attention]),
         exclude=tuple(f"{ATTENTION}:{name}" for name in left_out),
         seed=own.seed if seed is None else seed,
         cache_weights=cache_weights,
@@ -209,15 +216,12 @@ def _rules(
     model: nn.Module, recipe: Recipe, blocks: str | None, layers: Iterable[str]
 ) -> tuple[LayerRule, ...]:
     """Return the rules of the recipe for the layers of the model."""
-    rules = []
+    rules: list[LayerRule] = []
     for rule in recipe.rules:
-        if not rule.is_of_ends:
-            rules.append(LayerRule(rule.pattern, rule.quant_type))
-            _check_patterns("the recipe", [excludes.split(rule.pattern)[1]], layers)
-            continue
-        path, count = _blocks(model, blocks, layers)
-        for block in rule.blocks(count):
-            rules.append(LayerRule(f"{LINEAR}:{path}.{block}.*", rule.quant_type))
+        if rule.layers:
+            _check_patterns("the recipe", [excludes.split(rule.layers)[1]], layers)
+        path, count = _blocks(model, blocks, layers) if rule.is_of_ends else ("", 0)
+        rules += rule.rows(recipe.scope, path, count)
     if not recipe.output_layer:
         rules += [LayerRule(f"{LINEAR}:{head}", NONE) for head in _heads(model)]
     return tuple(rules)

@@ -1,24 +1,20 @@
-"""The tables of quant.toml for single operands and layers, which override the run's options.
+"""The table of quant.toml for single operands, which overrides the run's options.
 
-[operands] has a row for each operand with other options, and [[rules]] the type of some layers:
+[operands] has a row for each operand with other options:
 
     [operands]
     "fprop.weight" = { tile = "square" }
     "wgrad.grad" = { rounding = "stochastic", hadamard = 16 }
     "wgrad.x" = { source = "fprop" }
-    [[rules]]
-    layers = "linear:decoder.layers.0.*"
-    quant_type = "none"
+    "dgrad.weight" = { options = { rounding = "stochastic" } }
 
-The first rule that matches a layer applies. A rule never quantizes a site whose literal is 'none'.
 This module imports only the standard library, because commands do not load torch.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from mqo.quant import excludes
 from mqo.quant.formats import (
     FAMILIES,
     HADAMARD_POINTS,
@@ -30,11 +26,11 @@ from mqo.quant.formats import (
     TILES,
     check_choice,
     check_type,
-    types,
 )
+from mqo.quant.plugins import is_value
 
 OPERANDS = tuple(f"{s.name}.{operand}" for s in SITES.values() for operand in (s.lhs, s.rhs))
-LEAST_GAIN = 2.0**-10
+LEAST_GAIN, LARGEST_GAIN = 2.0**-10, 2.0
 FPROP = "fprop"
 # The operands of the backward pass that the forward pass rounds, too.
 _ROUNDED_IN_FPROP = ("dgrad.weight", "wgrad.x")
@@ -56,7 +52,7 @@ class OperandRow:
     transform along the contraction axis; signs: its signs. Both are equal for both operands of a
     GEMM. gain: the factor before rounding; the result is divided by it. source: 'fprop' takes the
     values to which the forward pass rounded the operand, and rounds them again unless the type is
-    'none'.
+    'none'. options: those of a custom quantizer that differ from the run's.
     """
 
     quant_type: str | None = None
@@ -67,6 +63,7 @@ class OperandRow:
     signs: str | None = None
     gain: float = 1.0
     source: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.quant_type is not None:
@@ -74,34 +71,21 @@ class OperandRow:
         for name, valid in _VALID.items():
             if (value := getattr(self, name)) is not None:
                 check_choice(name.replace("_", " "), value, valid)
-        if type(self.gain) not in (int, float) or not LEAST_GAIN <= self.gain <= 1.0:
-            raise ValueError(f"invalid gain {self.gain!r}; valid: 2^-10 to 1.0")
+        if type(self.gain) not in (int, float) or not LEAST_GAIN <= self.gain <= LARGEST_GAIN:
+            raise ValueError(f"invalid gain {self.gain!r}; valid: 2^-10 to 2.0")
+        if not isinstance(self.options, Mapping) or not all(map(is_value, self.options.values())):
+            raise ValueError(f"invalid options {self.options!r}; valid: {{ option = value }}")
 
     @property
     def chosen(self) -> dict[str, Any]:
         """Return the fields that differ from the defaults."""
-        return {
-            f.name: value for f in fields(self) if (value := getattr(self, f.name)) != f.default
-        }
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in values.items() if value != getattr(PLAIN, name)}
 
     @property
     def is_plain(self) -> bool:
         """Whether the operand has no transform and no gain."""
         return self.hadamard is None and self.gain == 1.0
-
-
-@dataclass(frozen=True)
-class LayerRule:
-    """The quant type of layers that match a pattern of excludes.py."""
-
-    layers: str
-    quant_type: str
-
-    def __post_init__(self) -> None:
-        excludes.check([self.layers])
-        # A rule gives one type to both operands, so it cannot be 'mixed'.
-        named = tuple(name for name in types() if member(name, "x") is not None)
-        check_choice("quant type", self.quant_type, named)
 
 
 PLAIN = OperandRow()
@@ -139,18 +123,6 @@ def _check_operands(rows: Mapping[str, OperandRow]) -> None:
             raise ValueError(
                 f"{site.name} is not a site of linear layers; valid: no hadamard, gain or squares"
             )
-
-
-def parse_rules(rules: object) -> tuple[LayerRule, ...]:
-    """Read [[rules]]; raise as `parse_operands`."""
-    if not isinstance(rules, list):
-        raise ValueError(f"rules = {rules!r} should be a list of tables, [[rules]]")
-    return tuple(row_of("rules", LayerRule, rule) for rule in rules)
-
-
-def rule_for(rules: Iterable[LayerRule], site: str, layer: str) -> LayerRule | None:
-    """Return the first rule for `layer` at `site`."""
-    return next((rule for rule in rules if excludes.matches(rule.layers, site, layer)), None)
 
 
 def member(quant_type: str, operand: str) -> str | None:

@@ -91,7 +91,9 @@ class Options:
         shown="the format's own",
     )
     scale_rule: str = _quantizer(
-        "--scale-rule", "floor", SCALE_RULES, "how to compute an mx scale from its block's amax"
+        *("--scale-rule", SCALE_RULES[0], SCALE_RULES),
+        "how the scale of a block follows from it, in formats that have the rule",
+        shown="floor for mx formats, amax for two levels",
     )
     rounding: str | None = _quantizer(
         *("--rounding", None, ROUNDINGS, "how to round elements"),

@@ -25,8 +25,8 @@ from mqo.quant.stochastic import signed
 
 _PART = 1 << 17  # elements
 _MODERATE = 100  # limit of scale exponents: products with any value are then normal numbers
-# Formats whose scales are not powers of two, so that scaling a value is inexact.
-INEXACT = {n for n, fmt in FORMATS.items() if fmt.scale in ("fp32", "tensor", "two-level")}
+# Scales that are not powers of two, so that scaling a value is inexact.
+_INEXACT_SCALES = ("fp32", "tensor", "one-level", "two-level")
 _CONTIGUOUS = torch.contiguous_format
 # {bits: the number of codes in a group that fills whole bytes, and the number of these bytes}
 _GROUPS = {4: (2, 1), 6: (4, 3), 8: (1, 1)}
@@ -97,7 +97,7 @@ def _pack(
 ) -> tuple[Tensor, Stored]:
     last = _last(x, spec, axis)
     scales = scales_of(last, spec, amax)
-    if _recoverable(scales.decode, spec.quant_type in INEXACT):
+    if _recoverable(scales.decode, spec.format.scale in _INEXACT_SCALES):
         wide = x.to(working_dtype(x, spec.quant_type))
         rounded = fake_quantize(wide, spec, axis=axis, seed=seed, amax=amax)
         codes = _encoded(_last(rounded, spec, axis), scales.decode, spec)
@@ -109,7 +109,7 @@ def _pack(
 
 def working_dtype(x: Tensor, quant_type: str) -> torch.dtype:
     """Return the dtype of the temporary copy of `x` that `pack` makes."""
-    is_wide = quant_type in INEXACT or x.dtype == torch.float16
+    is_wide = FORMATS[quant_type].scale in _INEXACT_SCALES or x.dtype == torch.float16
     return torch.float32 if is_wide else x.dtype
 
 

@@ -46,8 +46,8 @@ def call(
     `site` is the operand; the other arguments are those of `fake_quantize`.
 
     Raises:
-        QuantizerError: the function raised an error, or returned no tensor of x's shape; the text
-            names the operand, the shape and the line.
+        QuantizerError: the quantizer does not accept the size along `axis`, or its function raised
+            an error or returned no tensor of x's shape; the text names the operand.
     """
     plugin = PLUGINS[spec.quant_type]
     # Without elements, such as for an expert without tokens, there is nothing to round.
@@ -67,12 +67,16 @@ def call(
                 f"the quantizer {plugin.name} has no function with @{word}('{plugin.name}'), which "
                 "it declares; valid: such a function below it"
             )
+    context = QuantizerContext.begin(plugin, spec, site, x.device)
+    size = x.shape[axis] if x.dim() else 1
+    if fault := plugin.size_fault(size):
+        raise QuantizerError(f"{context.describe()} has {size} elements per row, and {fault}")
     rows = own_rows(x, axis, plugin.block, spec.tile)
     if not plugin.needs_tensor_amax:
         amax = None
     elif amax is None:
         amax = largest(x)
-    context = replace(QuantizerContext.begin(plugin, spec, site, x.device), _amax=amax)
+    context = replace(context, _amax=amax)
     if plugin.stochastic:
         assert seed is not None  # `check_arguments` checks it
         context = replace(context, _random=_random(x, axis, rows.shape, seed, site.shared_seed))

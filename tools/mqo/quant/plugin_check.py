@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import lcm
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ _OPERAND = ("fprop", "linear", "x")
 _BLOCKS = 64  # of a row
 _SEEDS = 256
 _LARGEST_Z = 5.0  # for a mean of many draws: by chance once in two million checks
-_TIMED = (1024, 1024)
+_TIMED = 1024  # rows
 _REPEATS = 3
 
 
@@ -123,30 +124,39 @@ def check_quantizer(name: str) -> QuantizerReport:
     plugin = PLUGINS[name]
     findings = tuple(Finding(text, check(plugin)) for text, check in _CHECKS.items())
     seed = 0 if plugin.stochastic else None
-    own = QuantSpec(name)
+    own, width = QuantSpec(name), _width(plugin, 512)
     comparisons = {
-        data: compare_formats(x, [own, *FORMATS], seed=seed) for data, x in _data().items()
+        data: compare_formats(x, [own, *FORMATS], seed=seed) for data, x in _data(width).items()
     }
-    return QuantizerReport(name, findings, comparisons, _time(own, seed))
+    return QuantizerReport(name, findings, comparisons, _time(own, seed, _width(plugin, 1024)))
 
 
 def _normal(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
 
 
-def _data() -> dict[str, Tensor]:
-    """Return samples of distributions, [256, 512], and one with outlier channels."""
+def _data(width: int) -> dict[str, Tensor]:
+    """Return samples of distributions, [256, width], and one with outlier channels."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        normal = torch.randn(256, 512)
+        normal = torch.randn(256, width)
         laplace = torch.distributions.Laplace(0.0, 1.0).sample(normal.shape)
         student = torch.distributions.StudentT(3.0).sample(normal.shape)
-    outliers = normal * torch.where(torch.arange(512) % 64 == 0, 50.0, 1.0)
+    outliers = normal * torch.where(torch.arange(width) % 64 == 0, 50.0, 1.0)
     return {"N(0, 1)": normal, "Laplace": laplace, "t(3)": student, "outliers": outliers}
 
 
 def _rounded(plugin: Plugin, x: Tensor, tile: str = "row", seed: int = 1) -> Tensor:
     return fake_quantize(x, QuantSpec(plugin.name, tile=tile), seed=seed)
+
+
+def _width(plugin: Plugin, size: int) -> int:
+    """Return the smallest number of elements of a row, at least `size`, that is accepted."""
+    return size + -size % plugin.multiple
+
+
+def _shapes(plugin: Plugin) -> list[tuple[int, ...]]:
+    return [(*rows, _width(plugin, size)) for *rows, size in _SHAPES]
 
 
 def _tiles(plugin: Plugin) -> tuple[str, ...]:
@@ -158,7 +168,7 @@ def _tiles(plugin: Plugin) -> tuple[str, ...]:
 
 def _shapes_and_dtypes(plugin: Plugin) -> str:
     for tile in _tiles(plugin):
-        for shape in _SHAPES:
+        for shape in _shapes(plugin):
             for dtype in DTYPES:
                 x = _normal(*shape).to(dtype)
                 result = _rounded(plugin, x, tile)
@@ -169,7 +179,7 @@ def _shapes_and_dtypes(plugin: Plugin) -> str:
 
 def _zeros(plugin: Plugin) -> str:
     for tile in _tiles(plugin):
-        if not _rounded(plugin, torch.zeros(32, 64), tile).eq(0).all():
+        if not _rounded(plugin, torch.zeros(32, _width(plugin, 64)), tile).eq(0).all():
             return f"not with {tile} tiles"
     return ""
 
@@ -177,13 +187,13 @@ def _zeros(plugin: Plugin) -> str:
 def _extremes(plugin: Plugin) -> str:
     for scale in (1e-40, 1e-30, 1e30):
         for tile in _tiles(plugin):
-            if not _rounded(plugin, scale * _normal(32, 64), tile).isfinite().all():
+            if not _rounded(plugin, scale * _normal(32, _width(plugin, 64)), tile).isfinite().all():
                 return f"not at {scale:g} with {tile} tiles"
     return ""
 
 
 def _not_finite(plugin: Plugin) -> str:
-    x = _normal(64, 1024)  # some pieces have neither
+    x = _normal(64, _width(plugin, 1024))  # some pieces have neither
     x[0, 0], x[1, 1] = torch.nan, torch.inf
     with torch.inference_mode():
         _rounded(plugin, x)
@@ -191,14 +201,14 @@ def _not_finite(plugin: Plugin) -> str:
 
 
 def _repeated(plugin: Plugin) -> str:
-    x = _normal(48, 160)
+    x = _normal(48, _width(plugin, 160))
     return "" if _rounded(plugin, x).equal(_rounded(plugin, x)) else "they differ"
 
 
 def _idempotence(plugin: Plugin) -> str | None:
     if plugin.stochastic or plugin.terms > 1 or not plugin.idempotent:
         return None
-    x = _normal(64, 160)
+    x = _normal(64, _width(plugin, 160))
     spec = QuantSpec(plugin.name)
     once = fake_quantize(x, spec, amax=largest(x))
     changed = (fake_quantize(once, spec, amax=largest(x)) != once).float().mean().item()
@@ -208,7 +218,7 @@ def _idempotence(plugin: Plugin) -> str | None:
 def _bias(plugin: Plugin) -> str | None:
     if not plugin.stochastic:
         return None
-    x = torch.rand(16, 64, generator=torch.Generator().manual_seed(0)) - 0.5
+    x = torch.rand(16, _width(plugin, 64), generator=torch.Generator().manual_seed(0)) - 0.5
     x[:, 0] = 1.0  # the amax: the others do not saturate
     results = torch.stack([_rounded(plugin, x, seed=seed) for seed in range(_SEEDS)]).double()
     deviation = results.std(0)
@@ -223,7 +233,7 @@ def _bias(plugin: Plugin) -> str | None:
 def _rows(plugin: Plugin) -> str | None:
     if not plugin.independent_rows:
         return None
-    x = _normal(48, 160)
+    x = _normal(48, _width(plugin, 160))
     spec = QuantSpec(plugin.name)
     whole = fake_quantize(x, spec, amax=largest(x), seed=1)
     # With the same random numbers: an element's depends on its index.
@@ -236,7 +246,7 @@ def _blocks(plugin: Plugin) -> str | None:
         return None
     # In one row, half of the blocks have the same random numbers.
     rows, blocks = (1, _BLOCKS) if plugin.stochastic else (48, 4)
-    x = _normal(rows, blocks * plugin.block)
+    x = _normal(rows, blocks * lcm(plugin.block, plugin.multiple))
     spec = QuantSpec(plugin.name)
     whole = fake_quantize(x, spec, amax=largest(x), seed=1)
     half = fake_quantize(x[:, : x.shape[1] // 2].contiguous(), spec, amax=largest(x), seed=1)
@@ -250,7 +260,14 @@ def _next_state(plugin: Plugin) -> str | None:
     spec, options = QuantSpec(plugin.name), {plugin.name: plugin.options}
     try:
         for step in range(2):  # with the initial state, and with the next one
-            call(_normal(48, 160), spec, 1, seed, None, CallSite(_OPERAND, step, states))
+            call(
+                _normal(48, _width(plugin, 160)),
+                spec,
+                1,
+                seed,
+                None,
+                CallSite(_OPERAND, step, states),
+            )
             states.end_step(step + 1, options)
     except ValueError as error:
         return str(error)
@@ -261,7 +278,7 @@ def _gradients(plugin: Plugin) -> str | None:
     if not plugin.estimator:
         return None
     for tile in _tiles(plugin):
-        for shape in _SHAPES:
+        for shape in _shapes(plugin):
             x, spec = _normal(*shape), QuantSpec(plugin.name, tile=tile)
             grad = x.flip(-1) / 8
             result = estimated(grad, x, spec, x.dim() - 1, CallSite(_OPERAND))
@@ -285,9 +302,9 @@ _CHECKS: dict[str, Callable[[Plugin], str | None]] = {
 }
 
 
-def _time(spec: QuantSpec, seed: int | None) -> float:
+def _time(spec: QuantSpec, seed: int | None, width: int) -> float:
     """Return the time per MiB in ms, the shortest of several calls."""
-    x = _normal(*_TIMED)
+    x = _normal(_TIMED, width)
     times = []
     for _ in range(_REPEATS):
         began = time.perf_counter()

@@ -26,6 +26,7 @@ def quantizer(
     estimator: bool = False,
     terms: int = 1,
     idempotent: bool = True,
+    multiple: int = 1,
 ) -> Callable[[F], F]:
     """Make the decorated function a type with this name, wherever a type is named.
 
@@ -53,6 +54,8 @@ def quantizer(
             layers get the sum, rounded to the dtype of the model.
         idempotent: whether a second rounding to nearest, with the same amax, changes nothing, which
             `mqo plugin check` tests. It is False for scales that depend on other statistics.
+        multiple: what must divide K. Other sizes are refused: a run is before it starts, with the
+            sizes of a tensor-parallel rank, and a call with `QuantizerError`.
 
     A run reads the arguments without running the file, so they must be literals there.
 
@@ -68,7 +71,8 @@ def quantizer(
         check_free(name)
         flags = (block, square, needs_amax, stochastic, independent_rows)
         tables = (dict(options or {}), dict(state or {}))
-        register_plugin(Plugin(name, *flags, *tables, estimator, terms, idempotent, function))
+        rest = (estimator, terms, idempotent, multiple)
+        register_plugin(Plugin(name, *flags, *tables, *rest, function))
         weights_changed()  # cached ones may have been rounded by an older function
         return function
 

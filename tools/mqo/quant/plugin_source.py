@@ -15,7 +15,7 @@ DECORATOR = "quantizer"
 # {argument of the decorator, besides the name: field}
 _SAME = (
     *("block", "square", "stochastic", "independent_rows", "options", "state", "estimator"),
-    *("terms", "idempotent"),
+    *("terms", "idempotent", "multiple"),
 )
 _FIELDS = {name: name for name in _SAME} | {"needs_amax": "needs_tensor_amax"}
 

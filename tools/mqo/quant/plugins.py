@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from math import isfinite
+from math import isfinite, lcm
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -71,12 +71,14 @@ class Plugin:
     estimator: bool = False
     terms: int = 1
     idempotent: bool = True
+    multiple: int = 1
     function: Function | None = field(default=None, compare=False, repr=False)
     update: Update | None = field(default=None, compare=False, repr=False)
     estimate: Estimate | None = field(default=None, compare=False, repr=False)
 
     # The attributes of `Format` that specs and plots read.
     is_mx = False
+    scale_rules = ()
     light = "#808080"
 
     def __post_init__(self) -> None:
@@ -90,6 +92,8 @@ class Plugin:
         for name in (f.name for f in fields(self) if f.type == "bool"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"invalid {name} of {self.name}; valid: True or False")
+        if type(self.multiple) is not int or self.multiple not in _BLOCKS:
+            raise ValueError(f"invalid multiple {self.multiple!r} of {self.name}; valid: 1 to 4096")
         if type(self.terms) is not int or self.terms not in _TERMS:
             raise ValueError(f"invalid terms {self.terms!r} of {self.name}; valid: 1 to 4")
         if self.terms > 1 and self.independent_rows:
@@ -116,6 +120,23 @@ class Plugin:
                     f"invalid state {name!r} of {self.name}; valid: a name, and a finite float or "
                     f"a list of at most {MOST_VALUES}"
                 )
+
+    def multiple_after(self, points: int) -> int:
+        """Return what must divide K, the elements that a GEMM sums over.
+
+        That is the declared multiple. An estimator after a Hadamard transform of that many `points`
+        (1 without a transform) also needs whole blocks: their gradients are transformed back.
+        """
+        return lcm(self.multiple, points if self.estimator else 1)
+
+    def size_fault(self, size: int, points: int = 1) -> str:
+        """Return why K = `size` elements after a transform of `points` are refused, or ''."""
+        multiple = self.multiple_after(points)
+        if not size % multiple:
+            return ""
+        why = f", because it computes gradients after a transform of {points}"
+        needed = why if self.multiple % multiple else ""
+        return f"{self.name} needs a multiple of {multiple}{needed}"
 
     @property
     def rounding(self) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from mqo.quant import weights
-from mqo.quant.config import QuantConfig, current
+from mqo.quant.config import current
 from mqo.quant.formats import ATTENTION, LINEAR, SITES
 from mqo.quant.labels import LABEL
 from mqo.quant.measurement import Measurement
@@ -17,6 +17,7 @@ from mqo.quant.micro_batches import MicroBatches
 from mqo.quant.plugin_states import PluginStates
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import PROGRESS, Progress
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.record import RECORDER, QuantRecord, Recorder
 from mqo.quant.schedule import type_at
 

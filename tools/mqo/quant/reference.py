@@ -104,7 +104,7 @@ def _round_tapered(x: Tensor, fmt: TaperedFormat, spec: QuantSpec, random: Tenso
     mode = spec.rounding_mode
     lift = (power & 1) * (bits == 0) if mode == "nearest-even" else 0
     rounded = (_round_steps(magnitude / quantum + lift, mode, random) - lift) * quantum
-    top = 2.0**fmt.max_exponent
+    top = fmt.max_value
     limit = top if spec.overflow == "saturate" else torch.inf
     rounded = torch.where(rounded > top, limit, rounded)
     return torch.where(rounded == 0, 0.0, rounded.copysign(x))

@@ -28,6 +28,8 @@ from mqo.quant.tensor_amax import largest
 _LARGEST = torch.finfo(torch.float32).max
 _NONE = torch.empty(0, dtype=torch.float32)
 _E4M3 = minifloat(ELEMENTS["e4m3"])
+FOUR = 1.5  # the scale that maps an amax to 4, in units of the one that maps it to 6
+ERROR_BITS = 19  # of the fraction of an element's error
 # The scale of HiFloat4, E6M2: 2^-48 .. 49152, and the code 255 for NaN.
 E6M2 = Minifloat("e6m2", 8, 15, -48, 2, 49152.0)
 _HIF4_RUN = 4  # elements that share all three of its scales
@@ -77,7 +79,7 @@ def carry_of(spec: QuantSpec) -> int:
     """Return the number that, added to amax's float32 pattern, carries if the scale rounds up.
 
     It applies to `e8m0`, and to `power-of-two`, whose largest scale that keeps amax within the
-    element's range is that of the rule 'rceil'.
+    element's range is that of the rule 'rceil'. It is 0 for other kinds.
     """
     element, unit = spec.format.minifloat, 1 << 23
     fraction = int((element.max_value / 2.0**element.emax - 1.0) * unit)
@@ -87,7 +89,18 @@ def carry_of(spec: QuantSpec) -> int:
         "ceil": unit - 1,
         "even": unit >> (element.mantissa_bits + 1),
     }
-    return carries["rceil" if spec.format.scale == "power-of-two" else spec.scale_rule]
+    return carries.get("rceil" if spec.format.scale == "power-of-two" else spec.scale_rule, 0)
+
+
+def largest_scale(spec: QuantSpec) -> float:
+    """Return the block scale, before it is rounded, of a block with the amax of the tensor.
+
+    It is 448 also for UE5M3, whose blocks may grow. Four over six needs 1.5 times as much.
+    """
+    element = spec.format.block_scale
+    assert element is not None, f"{spec.quant_type} has one level of scales"
+    is_too_large = spec.four_over_six and FOUR * _E4M3.max_value > element.max_value
+    return 256.0 if is_too_large else _E4M3.max_value
 
 
 def stored_like(x: Tensor, spec: QuantSpec) -> Stored:
@@ -107,7 +120,7 @@ def tensor_factors(amax: float, spec: QuantSpec) -> tuple[float, float]:
     """Return the factors of a tensor with this amax before and after rounding.
 
     The first one maps elements into the range of their format, or, with `two-level` scales, the
-    amax of blocks into that of E4M3. If amax is not finite, the second one is NaN.
+    amax of blocks to their scales. If amax is not finite, the second one is NaN.
     """
     if spec.format.scale == "none":  # a power of two, as in `_none`
         power = 0
@@ -119,7 +132,7 @@ def tensor_factors(amax: float, spec: QuantSpec) -> tuple[float, float]:
         return 1.0, math.nan
     top = spec.format.minifloat.max_value
     two_level = spec.format.scale == "two-level"
-    total = top * _E4M3.max_value if two_level else top
+    total = top * largest_scale(spec) if two_level else top
     up = min(_float32(total / amax), _LARGEST) if amax else 1.0
     down = _float32(1 / up)
     return (_float32(up * _float32(1 / top)) if two_level else up), down
@@ -150,8 +163,8 @@ def decode_factors(stored: Stored, spec: QuantSpec) -> Tensor:
         return stored.tensor.double()
     if kind == "fp32":
         return block.double()
-    if kind == "two-level":
-        return _two_level_decode(stored)
+    if kind in ("one-level", "two-level"):
+        return _levels_decode(stored, spec)
     return _hif4_decode(block)
 
 
@@ -159,12 +172,18 @@ def _without_alpha(stored: Stored, spec: QuantSpec) -> Tensor:
     """Return the factors without the scale of the tensor; NaN if that is NaN."""
     if spec.format.scale == "none":
         return torch.ones(1, dtype=torch.float64, device=stored.block.device)
-    blocks = _from_code(stored.block, _E4M3) if spec.format.scale == "two-level" else 1.0
+    element = spec.format.block_scale
+    blocks = _from_code(stored.block, element) if element else 1.0
     return torch.where(stored.tensor.isnan(), torch.nan, blocks)
 
 
-def _two_level_decode(stored: Stored) -> Tensor:
-    return fp32(_from_code(stored.block, _E4M3) * stored.tensor.double())
+def _levels_decode(stored: Stored, spec: QuantSpec) -> Tensor:
+    element = spec.format.block_scale
+    assert element is not None
+    blocks = _from_code(stored.block, element)
+    if stored.tensor.numel():
+        return fp32(blocks * stored.tensor.double())
+    return torch.where(stored.block == 255, torch.nan, blocks)
 
 
 def blocks_of(x: Tensor, block: int) -> Tensor:
@@ -280,17 +299,57 @@ def _to_top(amax: Tensor, element: Minifloat) -> Tensor:
     return torch.where(amax.isfinite(), scale, torch.nan)
 
 
+def _one_level(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
+    """Scale blocks as with two levels and a tensor whose scale is 1."""
+    unit = torch.ones(1, dtype=torch.float64, device=x.device)
+    codes, encode = _levels(x, spec, unit, unit)
+    is_finite = _block_amax(x, spec).isfinite()
+    codes = torch.where(is_finite, codes, 255)
+    encode = torch.where(is_finite, encode, torch.nan)
+    return Stored(codes.to(torch.uint8), _NONE.to(x.device)), encode
+
+
 def _two_level(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> tuple[Stored, Tensor]:
-    """Scale the tensor so that its block scales fit E4M3, and its elements E2M1."""
-    element, largest = spec.format.minifloat, _tensor_amax(x, amax)
-    total = fp32(_E4M3.max_value * element.max_value / largest).clamp(max=_LARGEST)
+    """Scale the tensor so that its block scales fit their element, and its elements theirs."""
+    largest, top = _tensor_amax(x, amax), largest_scale(spec) * spec.format.minifloat.max_value
+    total = fp32(top / largest).clamp(max=_LARGEST)
     total = torch.where((largest == 0) | ~largest.isfinite(), 1.0, total)
     inverse = torch.where(largest.isfinite(), fp32(1 / total), torch.nan)
+    codes, encode = _levels(x, spec, total, inverse)
+    return Stored(codes.to(torch.uint8), inverse.float().reshape(1)), encode
+
+
+def _levels(x: Tensor, spec: QuantSpec, total: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the codes of the blocks' scales, and the factors to encode with."""
+    top, element = spec.format.minifloat.max_value, spec.format.block_scale
+    assert element is not None
     # One factor for both, as in the published code: it rounds once.
-    share = fp32(total * fp32(torch.full_like(total, 1 / element.max_value)))
-    block = round_even(fp32(_block_amax(x, spec).nan_to_num() * share), _E4M3)
-    stored = Stored(_to_code(block, _E4M3).to(torch.uint8), inverse.float().reshape(1))
-    return stored, fp32(1 / _two_level_decode(stored)).clamp(max=_LARGEST)
+    share = fp32(total * fp32(torch.full_like(total, 1 / top)))
+    exact = fp32(_block_amax(x, spec).nan_to_num() * share)
+    block = round_even(exact, element)
+    if spec.four_over_six:
+        four = round_even(fp32(FOUR * exact), element)
+        is_smaller = _error(x, spec, four, inverse) < _error(x, spec, block, inverse)
+        # Elements over a scale of 0 have no error in its units.
+        block = torch.where(is_smaller | (block == 0), four, block)
+    return _to_code(block, element), _up(block, inverse)
+
+
+def _up(block: Tensor, inverse: Tensor) -> Tensor:
+    return fp32(1 / fp32(block * inverse)).clamp(max=_LARGEST)
+
+
+def _error(x: Tensor, spec: QuantSpec, block: Tensor, inverse: Tensor) -> Tensor:
+    """Return the error of each block [..., blocks] with these scales, of squares in each row.
+
+    It is a sum of whole numbers, which no order of the elements changes, times a float32.
+    """
+    power = 2 if spec.four_over_six == "mse" else 1
+    up = _up(block, inverse).unsqueeze(-1)
+    steps = fp32(blocks_of(x, spec.block_size).abs().double() * up)
+    off = (steps - round_even(steps, spec.format.minifloat)).abs()
+    units = torch.round(fp32(off**power) * 2.0**ERROR_BITS).sum(dim=-1)
+    return fp32(fp32(_of_tiles(units, spec, torch.sum)) * block**power)
 
 
 def _hif4(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
@@ -328,6 +387,7 @@ _FIND: dict[str, _Find] = {
     "power-of-two": _power_of_two,
     "fp32": _fp32,
     "tensor": _tensor,
+    "one-level": _one_level,
     "two-level": _two_level,
     "hif4": _hif4,
 }
@@ -343,11 +403,16 @@ def _tensor_amax(x: Tensor, given: Tensor | None) -> Tensor:
 def _block_amax(x: Tensor, spec: QuantSpec) -> Tensor:
     """Return the largest magnitude in each block [..., blocks], of squares in each row."""
     amax = blocks_of(x, spec.block_size).abs().amax(dim=-1).double()
-    if spec.tile == "row" or not x.numel():
-        return amax
-    rows = amax.reshape(-1, amax.shape[-1]).T
-    squares = blocks_of(rows, spec.block_size).amax(dim=-1)
-    return expand_scales(squares, spec.block, rows.shape[-1]).T.reshape(amax.shape)
+    return _of_tiles(amax, spec, torch.amax)
+
+
+def _of_tiles(blocks: Tensor, spec: QuantSpec, reduce: Callable[..., Tensor]) -> Tensor:
+    """Reduce the numbers of blocks in a row [..., blocks] to that of their square, if any."""
+    if spec.tile == "row" or not blocks.numel():
+        return blocks
+    rows = blocks.reshape(-1, blocks.shape[-1]).T
+    squares = reduce(blocks_of(rows, spec.block_size), dim=-1)
+    return expand_scales(squares, spec.block, rows.shape[-1]).T.reshape(blocks.shape)
 
 
 def _to_code(values: Tensor, element: Minifloat) -> Tensor:
@@ -362,4 +427,4 @@ def _from_code(codes: Tensor, element: Minifloat) -> Tensor:
     unit = 1 << element.mantissa_bits
     field, mantissa = codes.long() // unit, codes.long() % unit
     steps = mantissa + torch.where(field > 0, unit, 0)
-    return steps * power_of_two(field.clamp(min=1) - 1 + element.emin - element.mantissa_bits)
+    return steps * power_of_two(field.clamp(min=1) - 1 + element.min_exponent)

@@ -33,7 +33,8 @@ class QuantSpec:
         block: number of elements that share a scale, one of BLOCK_SIZES; the last block may be
             short. Only mx formats have a choice. None becomes the format's size, or stays None if
             the format has no blocks.
-        scale_rule: rule that computes the mx scale from a block's amax, one of SCALE_RULES.
+        scale_rule: rule by which the scale of a block follows from it, one of SCALE_RULES. Mx
+            formats and those with two-level scales have a choice.
         rounding: one of ROUNDINGS; None becomes the format's default.
         overflow: the result of hifp8 for a value that rounds beyond 32768: 'saturate' gives ±32768,
             'inf' gives ±Inf. Mx elements always saturate.
@@ -74,10 +75,11 @@ class QuantSpec:
         own = format_of(self.quant_type) if self.quant_type != NONE else None
         is_mx = own is not None and own.is_mx
         is_tapered = isinstance(own, Format) and isinstance(own.element, TaperedFormat)
+        rules = (own.scale_rules if own else ()) or SCALE_RULES[:1]
         rounding = self.rounding if isinstance(own, Format) else None
         read = {
             "block": (is_mx and self.block) or (own.block if own else None),
-            "scale_rule": self.scale_rule if is_mx else SCALE_RULES[0],
+            "scale_rule": self.scale_rule if self.scale_rule in rules else rules[0],
             "rounding": rounding or (own.rounding if own else ROUNDINGS[0]),
             "overflow": self.overflow if is_tapered else OVERFLOWS[0],
             "tensor_scale": self.tensor_scale and is_tapered,
@@ -107,6 +109,14 @@ class QuantSpec:
         return PLUGINS.get(self.quant_type)
 
     @property
+    def changed_options(self) -> dict[str, Any]:
+        """The options of a custom quantizer that differ from its defaults."""
+        defaults = self.plugin.options if self.plugin else {}
+        return {
+            name: value for name, value in dict(self.options).items() if value != defaults[name]
+        }
+
+    @property
     def rounding_mode(self) -> str:
         """The rounding, never None after initialization."""
         assert self.rounding is not None
@@ -127,6 +137,20 @@ class QuantSpec:
         if self.block is None:
             return "own" if self.plugin else "tensor"
         return f"{self.block if self.tile == 'square' else 1}x{self.block}"
+
+    @property
+    def rule_text(self) -> str:
+        """The scale rule of an mx format, or one that is not the default, else ''."""
+        own = format_of(self.quant_type) if self.quant_type != NONE else None
+        if own is None or not own.scale_rules:
+            return ""
+        return self.scale_rule if own.is_mx or self.scale_rule != own.scale_rules[0] else ""
+
+    @property
+    def four_over_six(self) -> str | None:
+        """The error, 'mse' or 'mae', by which blocks choose their scale; None if they do not."""
+        prefix = "four-over-six-"
+        return self.scale_rule.removeprefix(prefix) if self.scale_rule.startswith(prefix) else None
 
     @property
     def needs_tensor_amax(self) -> bool:
@@ -203,6 +227,20 @@ class OperandSpec:
     def longest_block(self) -> int:
         """The number of elements along the contraction axis that depend on one another, or 0."""
         return max(self.spec.block or 0, self.hadamard.points if self.hadamard else 0)
+
+    @property
+    def multiple(self) -> int:
+        """What must divide K, the elements that the GEMM sums over."""
+        return self.spec.plugin.multiple_after(self._points) if self.spec.plugin else 1
+
+    def size_fault(self, size: int) -> str:
+        """Return why K = `size` elements are refused, or ''."""
+        plugin = self.spec.plugin
+        return plugin.size_fault(size, self._points) if plugin else ""
+
+    @property
+    def _points(self) -> int:
+        return self.hadamard.points if self.hadamard else 1
 
     @property
     def is_same_along_all_axes(self) -> bool:

@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mqo.quant import excludes
-from mqo.quant.config import QuantConfig
-from mqo.quant.formats import FORMATS, NONE, SITES, GemmSite
+from mqo.quant.formats import FORMATS, NONE, SCALE_RULES_OF, SITES, GemmSite
+from mqo.quant.layer_rules import Assigned
 from mqo.quant.operand_table import PLAIN
 from mqo.quant.options import OPTIONS
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.spec import OperandSpec
 
 Layers = Mapping[str, Collection[str]]
@@ -32,7 +33,7 @@ class Entry:
         site: a name in SITES.
         operand: the name of one of its operands.
         site_type: the site's type in this phase of training.
-        ruled: the type that a rule gives the layers; None if they have the site's.
+        assigned: the type or the recipe that a rule gives the layers; None if they have the site's.
         operand_spec: the format and its choices.
         seed: the base of the seeds, None without random draws.
         draws_once: whether all micro-batches of a step share one draw, or one quantized weight.
@@ -44,7 +45,7 @@ class Entry:
     site: str
     operand: str
     site_type: str
-    ruled: str | None
+    assigned: Assigned | None
     operand_spec: OperandSpec
     seed: int | None
     draws_once: bool
@@ -59,7 +60,8 @@ class Entry:
         words = [spec.quant_type]
         if self.operand_spec.is_quantized:
             words += [spec.tile_text, str(spec.rounding)]
-            words += [spec.scale_rule] if spec.format.is_mx else []
+            words += [spec.rule_text] if spec.rule_text else []
+            words += [f"{name}={value}" for name, value in spec.changed_options.items()]
         if self.operand_spec.source:
             words[0] = f"{words[0]} of {self.operand_spec.source}"
         if turned := self.operand_spec.hadamard:
@@ -83,9 +85,9 @@ def entries(
     """
     result = set()
     for site in SITES.values():
-        for site_type, ruled in _types(config, site, layers, steps):
+        for site_type, assigned in _types(config, site, layers, steps):
             for operand in (site.lhs, site.rhs):
-                entry = _entry(config, site, operand, site_type, ruled)
+                entry = _entry(config, site, operand, site_type, assigned)
                 if entry.operand_spec.changes:
                     result.add(entry)
     return frozenset(result)
@@ -107,25 +109,38 @@ def differing(config: QuantConfig, layers: Layers) -> list[Choices]:
     choices = []
     for site in SITES.values():
         site_type, names = config.phases(site.name)[0].quant_type, layers.get(site.name, ())
-        ruled = Counter(config.ruled_type(site.name, name, site_type) for name in names)
-        del ruled[NONE]
-        if site_type == NONE or len(ruled) < 2:
+        ways = Counter(config.assigned(site.name, name, site_type) for name in names)
+        for assigned in [*ways]:
+            if config.type_in(site.name, site_type, assigned) == NONE:
+                del ways[assigned]
+        if site_type == NONE or len(ways) < 2:
             continue
         for operand in (site.lhs, site.rhs):
-            for kind, count in sorted(ruled.items(), key=lambda item: (item[0] or "", item[1])):
-                words = _entry(config, site, operand, site_type, kind).choices
-                choices.append(Choices(site.name, operand, words, count, ruled.total()))
+            counts: Counter[str] = Counter()
+            for assigned, count in sorted(ways.items(), key=lambda item: _order(item[0])):
+                counts[_entry(config, site, operand, site_type, assigned).choices] += count
+            for words, count in counts.items():
+                choices.append(Choices(site.name, operand, words, count, ways.total()))
     return choices
 
 
-def layer_types(config: QuantConfig, layers: Layers) -> dict[tuple[str, str], tuple[str, ...]]:
-    """Return {(site, layer): its type in each phase of training}."""
+def _order(assigned: Assigned | None) -> tuple[str, str]:
+    """Return a key that puts the layers without a rule first."""
+    return (assigned.quant_type or "", assigned.recipe or "") if assigned else ("", "")
+
+
+def layer_specs(
+    config: QuantConfig, layers: Layers
+) -> dict[tuple[str, str], tuple[OperandSpec, ...]]:
+    """Return {(site, layer): how it quantizes both operands in each phase of training}."""
     return {
-        (site, layer): tuple(
-            config.layer_type(site, layer, kind) for kind in phase_types(config, site)
+        (site.name, layer): tuple(
+            config.operand_spec(site.name, operand, layer, kind)
+            for kind in phase_types(config, site.name)
+            for operand in (site.lhs, site.rhs)
         )
-        for site in SITES
-        for layer in layers.get(site, ())
+        for site in SITES.values()
+        for layer in layers.get(site.name, ())
     }
 
 
@@ -167,8 +182,8 @@ def unread_excludes(config: QuantConfig, layers: Layers | None) -> list[str]:
 
 
 def changes_layers(config: QuantConfig, layers: Layers, **changes: Any) -> bool:
-    """Return whether some layer has another type with `changes` of the options."""
-    return layer_types(config, layers) != layer_types(replace(config, **changes), layers)
+    """Return whether some layer is quantized in another way with `changes` of the options."""
+    return layer_specs(config, layers) != layer_specs(replace(config, **changes), layers)
 
 
 def unread_rows(config: QuantConfig, layers: Layers | None = None) -> list[tuple[str, str]]:
@@ -185,8 +200,12 @@ def unread_rows(config: QuantConfig, layers: Layers | None = None) -> list[tuple
     return keys
 
 
-def readers(name: str) -> tuple[list[str], list[str], bool]:
-    """Return the formats and the sites that use an option, and whether only random draws do."""
+def readers(name: str, value: Any = None) -> tuple[list[str], list[str], bool]:
+    """Return the formats and the sites that use an option, and whether only random draws do.
+
+    `value` is that of the option: only some formats have a scale rule.
+    """
+    chosen = {} if name != "scale_rule" or value is None else {name: value}
     by_rounding: dict[bool, set[tuple[str, str]]] = {}
     for stochastic in (False, True):
         rounding = "stochastic" if stochastic else None
@@ -194,7 +213,7 @@ def readers(name: str) -> tuple[list[str], list[str], bool]:
             (kind, site)
             for kind in FORMATS
             for site in SITES
-            if not unread(QuantConfig(asked={site: kind}, rounding=rounding), name)
+            if not unread(QuantConfig(asked={site: kind}, rounding=rounding, **chosen), name)
         }
     pairs = by_rounding[False] or by_rounding[True]
     kinds, sites = ({pair[i] for pair in pairs} for i in (0, 1))
@@ -204,24 +223,26 @@ def readers(name: str) -> tuple[list[str], list[str], bool]:
 
 def _types(
     config: QuantConfig, site: GemmSite, layers: Layers | None, steps: int | None
-) -> Iterator[tuple[str, str | None]]:
-    """Yield (the site's type, the type from a rule) for each kind of layer in each phase."""
+) -> Iterator[tuple[str, Assigned | None]]:
+    """Yield (the site's type, what a rule gives) for each kind of layer in each phase."""
     for site_type in phase_types(config, site.name, steps):
         if site_type == NONE:
             continue
         if layers is None:
             rules = (rule for rule in config.rules if excludes.is_for(rule.layers, site))
-            ruled = {None, *(rule.quant_type for rule in rules)}
+            ways = {None, *(rule.assigned for rule in rules)}
         else:
             names = layers.get(site.name, ())
-            ruled = {config.ruled_type(site.name, name, site_type) for name in names}
-        yield from ((site_type, kind) for kind in ruled if kind != NONE)
+            ways = {config.assigned(site.name, name, site_type) for name in names}
+        for assigned in ways:
+            if config.type_in(site.name, site_type, assigned) != NONE:
+                yield site_type, assigned
 
 
 def _entry(
-    config: QuantConfig, site: GemmSite, operand: str, site_type: str, ruled: str | None
+    config: QuantConfig, site: GemmSite, operand: str, site_type: str, assigned: Assigned | None
 ) -> Entry:
-    operand_spec = config.spec_in(site.name, operand, site_type, ruled)
+    operand_spec = config.spec_in(site.name, operand, site_type, assigned)
     is_quantized = operand_spec.is_quantized
     draws_signs = operand_spec.hadamard is not None and operand_spec.hadamard.signs == "random"
     is_random = draws_signs or (is_quantized and operand_spec.spec.rounding == "stochastic")
@@ -229,7 +250,7 @@ def _entry(
         site.name,
         operand,
         site_type,
-        ruled,
+        assigned,
         operand_spec,
         seed=config.seed if is_random else None,
         draws_once=config.cache_weights and (operand == "weight" or draws_signs),
@@ -241,6 +262,9 @@ def _entry(
 
 def _other_values(config: QuantConfig, name: str) -> list[Any]:
     option, value = OPTIONS[name], getattr(config, name)
+    if name == "scale_rule":  # formats without the rule do not read it
+        rules = next(rules for rules in SCALE_RULES_OF.values() if value in rules)
+        return [other for other in rules if other != value]
     if option.valid:
         return [other for other in (*option.valid, option.default) if other != value]
     if option.many:

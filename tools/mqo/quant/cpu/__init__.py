@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mqo.quant.cpu import kernels
-from mqo.quant.cpu.arithmetic import EXPONENT, UNIT, Scheme
+from mqo.quant.cpu.arithmetic import EXPONENT, UNIT, Scheme, pattern
 from mqo.quant.cpu.compile import kernel
 from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_usable
 from mqo.quant.cpu.steps import RUN, TILE, VECTOR
@@ -93,7 +93,7 @@ def _dense(
         return
     scheme = _scheme(spec)
     constants = (*_constants(spec), *scales, signed(seed or 0))
-    if scheme == ("none", "nearest-away", "tapered"):
+    if scheme == Scheme("none", "nearest-away", "tapered"):
         _hif8(x, out, constants[_TOP])
         return
     if spec.block is None:
@@ -189,7 +189,8 @@ def _scheme(spec: QuantSpec) -> Scheme:
         return Scheme("tensor" if spec.tensor_scale else scale, spec.rounding_mode, "tapered")
     if scale == "power-of-two":
         scale = "e8m0"
-    return Scheme(scale, spec.rounding_mode, "complement" if element.complement else "minifloat")
+    kind = "complement" if element.complement else "minifloat"
+    return Scheme(scale, spec.rounding_mode, kind, spec.format.block_scale, spec.four_over_six)
 
 
 @functools.cache
@@ -197,24 +198,27 @@ def _constants(spec: QuantSpec) -> _Ints:
     """Return carry, emax, top, floor and steps; see arithmetic.py."""
     element = spec.format.element
     if isinstance(element, TaperedFormat):
-        top = EXPONENT if spec.overflow == "inf" else _pattern(2.0**element.max_exponent)
+        top = EXPONENT if spec.overflow == "inf" else pattern(element.max_value)
         return (0, 0, top, 0, 0)
     return (
         carry_of(spec),
         element.emax * UNIT,
-        _pattern(element.max_value),
-        _pattern(2.0**element.emin),
+        pattern(element.max_value),
+        pattern(2.0**element.emin),
         (23 - element.mantissa_bits) * UNIT,
     )
 
 
 def _tensor_scales(x: Tensor, spec: QuantSpec, amax: Tensor | None) -> _Scales:
     """Compute `first` to `third` from the tensor's amax, as defined in scales.py."""
+    if spec.format.scale == "one-level":  # two levels, and a tensor whose scale is 1
+        share = 1 / spec.format.minifloat.max_value
+        return (pattern(share), pattern(1.0), pattern(1.0))
     if not spec.scales_by_tensor:
         return (0, 0, 0)
     up, down = tensor_factors(float(_tensor_amax(x)) if amax is None else amax.item(), spec)
     kept = 1.0 if spec.without_alpha and not math.isnan(down) else down
-    return (_pattern(up), _pattern(down), _pattern(kept))
+    return (pattern(up), pattern(down), pattern(kept))
 
 
 def _tensor_amax(x: Tensor) -> np.float32:
@@ -224,7 +228,3 @@ def _tensor_amax(x: Tensor) -> np.float32:
     entries = (x.data_ptr(), 0, ROW, x.numel(), 0)
     table = launch(kernel(kernels.amax, 8 * x.itemsize), units, GRAIN // ROW, *entries)
     return np.int64(table[7]).astype(np.int32).view(np.float32)
-
-
-def _pattern(value: float | np.float32) -> int:
-    return int(np.float32(value).view(np.int32))

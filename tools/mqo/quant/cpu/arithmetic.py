@@ -13,18 +13,21 @@ lists the constants of a call:
     top      the pattern of the largest element
     floor    the pattern of the smallest normal element
     steps    23 - m, for an element with m mantissa bits
-    first    tensor: its `up`; two-level: the factor of amax to E4M3
-    second   two-level: the factor of a block's scale
+    first    tensor: its `up`; one-level, two-level: the factor of amax to a block's scale
+    second   one-level, two-level: the factor of a block's scale
     third    tensor: its `down`; two-level: `second`; 1 if the result excludes alpha
     seed     for stochastic rounding
 """
 
 import functools
+import struct
 from typing import NamedTuple
 
 from llvmlite import ir
 
 from mqo.quant.cpu.lanes import Lanes
+from mqo.quant.formats import Minifloat
+from mqo.quant.scales import ERROR_BITS
 
 CONSTANTS = ("carry", "emax", "top", "floor", "steps", "first", "second", "third", "seed")
 
@@ -41,11 +44,17 @@ _TWO_TO_24 = 0x4B800000
 
 
 class Scheme(NamedTuple):
-    """The compile-time parameters of a kernel: kind of scale, rounding, and kind of element."""
+    """The compile-time parameters of a kernel: kind of scale, rounding, and kind of element.
+
+    block_scale: the element of the scales of blocks, for kinds that have a choice. error: 'mse' or
+    'mae' if the error of a block chooses its scale.
+    """
 
     scale: str
     rounding: str
     element: str  # "minifloat", "complement" or "tapered"
+    block_scale: Minifloat | None = None
+    error: str | None = None
 
     @property
     def has_amax(self) -> bool:
@@ -60,7 +69,7 @@ class Scheme(NamedTuple):
     @property
     def exact(self) -> bool:
         """Whether the results for bfloat16 inputs are exact in bfloat16."""
-        return self.scale not in ("fp32", "tensor", "two-level")
+        return self.scale not in ("fp32", "tensor", "two-level")  # one-level: 6 bits are enough
 
 
 class Constants(NamedTuple):
@@ -100,8 +109,12 @@ def plan(scheme: Scheme, amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
     """Return up and down; scales.py defines each kind."""
     if not scheme.has_amax:
         return c.first, c.third
-    up, down = _FACTORS[scheme.scale](amax, c)
-    return up, amax.constant(NAN).where(amax > EXPONENT - 1, down)
+    if scheme.block_scale is not None:
+        scale = _block_scale(scheme, amax.times(c.first))
+        up, down = _over(scale, c), scale.times(c.third)
+    else:
+        up, down = _FACTORS[scheme.scale](amax, c)
+    return up, finite(amax, down)
 
 
 def _e8m0(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
@@ -116,19 +129,75 @@ def _fp32(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
     return up, up.constant(ONE).over(up)
 
 
-def _two_level(amax: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
-    scaled = amax.times(c.first).minimum(0x43E00000)  # 448
-    power = (scaled & EXPONENT).maximum(0x3C800000)  # 2^-6
-    scale = scaled.round_off((power + 20 * UNIT) | HALF)
-    up = scale.constant(ONE).over(scale.times(c.second)).minimum(LARGEST)
-    return up, scale.times(c.third)
-
-
 _FACTORS = {
     "e8m0": _e8m0,
     "fp32": _fp32,
-    "two-level": _two_level,
 }
+
+
+def _block_scale(scheme: Scheme, scaled: Lanes) -> Lanes:
+    """Round to the element of the scales of blocks."""
+    element = scheme.block_scale
+    assert element is not None
+    scaled = scaled.minimum(pattern(element.max_value))
+    power = (scaled & EXPONENT).maximum(pattern(2.0**element.emin))
+    return scaled.round_off((power + (23 - element.mantissa_bits) * UNIT) | HALF)
+
+
+def _over(scale: Lanes, c: Constants) -> Lanes:
+    """Return the `up` of blocks with this scale."""
+    return scale.constant(ONE).over(scale.times(c.second)).minimum(LARGEST)
+
+
+def pattern(value: float) -> int:
+    """Return the pattern of a number that is not negative."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
+
+
+# -- four over six: the scale of a block with the smaller error ------------------------------------
+
+
+# The last bit of a sum with 2^(23 - ERROR_BITS) is the unit of errors.
+ANCHOR = pattern(2.0 ** (23 - ERROR_BITS))
+
+
+def candidates(scheme: Scheme, amax: Lanes, factor: Lanes, c: Constants) -> tuple[Lanes, Lanes]:
+    """Return the scales of blocks with this amax, times a factor before they round, and `up`."""
+    scale = _block_scale(scheme, amax.times(c.first).times(factor))
+    return scale, _over(scale, c)
+
+
+def rounded_with_error(
+    scheme: Scheme, part: Lanes, up: Lanes, c: Constants, is_four: bool
+) -> tuple[Lanes, Lanes]:
+    """Return the rounded elements, and ANCHOR plus their errors in whole units.
+
+    Errors beyond 16 units of the scale are meaningless, but then both scales are equal, or the
+    first is 0. Otherwise the scale that maps to 4 maps nothing beyond 6.
+    """
+    steps = part.times(up)
+    scaled = steps if is_four else steps.minimum(c.top)
+    rounded = scaled.round_off((scaled & EXPONENT).maximum(c.floor) + c.steps)
+    off = rounded.minus(steps)
+    off = off.times(off) if scheme.error == "mse" else off & MAGNITUDE
+    return rounded, off.plus(off.constant(ANCHOR))
+
+
+def takes_four(scheme: Scheme, scales: tuple[Lanes, Lanes], errors: tuple[Lanes, Lanes]) -> Lanes:
+    """Return the mask of blocks whose second scale has a smaller sum of errors, in units."""
+    six, four = scales
+    of_six, of_four = (
+        error.float().times(scale if scheme.error == "mae" else scale.times(scale))
+        for error, scale in zip(errors, scales, strict=True)
+    )
+    # Elements over a scale of 0 have no error in its units.
+    is_better = (of_four < of_six).either(six.equals(0))
+    return is_better.both(six < four)
+
+
+def finite(amax: Lanes, down: Lanes) -> Lanes:
+    """Return `down`, or NaN where amax is not finite."""
+    return amax.constant(NAN).where(amax > EXPONENT - 1, down)
 
 
 def _inverse_power(pattern: Lanes) -> Lanes:

@@ -26,9 +26,13 @@ from mqo.quant.cpu.steps import (
     emit_hif8,
     emit_normal_floats,
     emit_restore_floats,
+    emit_run_by_error,
     emit_run_round,
     emit_stack,
     emit_strip_amax,
+    emit_strip_choose,
+    emit_strip_errors,
+    emit_strip_pair,
     emit_strip_plan,
     emit_strip_round,
     group_bytes,
@@ -123,9 +127,10 @@ def rows(bits: int, block: int, scheme: Scheme) -> Callable[[int], None]:
     width = bits // 8
     largest = step(emit_block_amax, types.int64, bits=bits, block=block)
     single = step(emit_block_round, bits=bits, block=block, scheme=scheme)
-    several = step(emit_run_round, bits=bits, block=block, scheme=scheme)
+    emit_run = emit_run_by_error if scheme.error else emit_run_round
+    several = step(emit_run, bits=bits, block=block, scheme=scheme)
     has_amax = scheme.has_amax
-    side_by_side = has_amax and block * bits < VECTOR
+    side_by_side = has_amax and (block * bits < VECTOR or scheme.error is not None)
     span = RUN if side_by_side else block
 
     @inline
@@ -253,7 +258,11 @@ def _strips(bits: int, block: int, scheme: Scheme, side: int) -> Callable:
     strip_width = STRIP * bits // 8
     run_rows, group, plan_bytes = block // scheme.groups, group_bytes(), strip_bytes(scheme)
     take = step(emit_strip_amax, bits=bits)
-    plan = step(emit_strip_plan, bits=bits, scheme=scheme, side=side)
+    by_error = scheme.error is not None
+    pair = step(emit_strip_pair, bits=bits, scheme=scheme, side=side)
+    add_errors = step(emit_strip_errors, bits=bits, scheme=scheme)
+    emit_plan = emit_strip_choose if by_error else emit_strip_plan
+    plan = step(emit_plan, bits=bits, scheme=scheme, side=side)
     quantize = step(emit_strip_round, bits=bits, scheme=scheme)
 
     @inline
@@ -267,6 +276,12 @@ def _strips(bits: int, block: int, scheme: Scheme, side: int) -> Callable:
             for s in range(count):
                 address = scratch + s * plan_bytes + i // run_rows * group
                 take(address, source + i * pitch + s * strip_width)
+        if by_error:
+            for s in range(count):
+                address = scratch + s * plan_bytes
+                pair(address, height, constants)
+                for i in range(height):
+                    add_errors(address, source + i * pitch + s * strip_width, constants)
         for s in range(count):
             plan(scratch + s * plan_bytes, constants)
         for i in range(height):

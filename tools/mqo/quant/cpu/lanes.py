@@ -55,6 +55,14 @@ class Lanes:
         """Compare, to a mask."""
         return self._compare("==", other)
 
+    def either(self, other: Lanes) -> Lanes:
+        """Return the union of masks."""
+        return self._new(self.builder.or_(self.value, other.value))
+
+    def both(self, other: Lanes) -> Lanes:
+        """Return the intersection of masks."""
+        return self._new(self.builder.and_(self.value, other.value))
+
     def where(self, mask: Lanes, other: Lanes | int) -> Lanes:
         """Keep the lanes where `mask` is set, and take `other` elsewhere."""
         return self._new(self.builder.select(mask.value, self.value, self._lift(other)))
@@ -93,6 +101,12 @@ class Lanes:
         order = [lane ^ distance for lane in range(kind.count)]
         mask = ir.Constant(ir.VectorType(_INDEX, kind.count), order)
         return self._new(self.builder.shuffle_vector(self.value, self.value, mask))
+
+    def ordered(self, order: list[int], other: Lanes | None = None) -> Lanes:
+        """Return a vector of these lanes; those of `other` follow this vector's."""
+        mask = ir.Constant(ir.VectorType(_INDEX, len(order)), order)
+        second = self.value if other is None else other.value
+        return self._new(self.builder.shuffle_vector(self.value, second, mask))
 
     def cut(self, bits: int) -> Lanes:
         """Return the same vector as integers of `bits` bits."""
@@ -170,6 +184,10 @@ class Lanes:
     def constant(self, value: int) -> Lanes:
         """Return a vector of this type with `value` everywhere."""
         return self._new(self._lift(value))
+
+    def listed(self, values: list[int]) -> Lanes:
+        """Return a vector of this type with these values."""
+        return self._new(ir.Constant(self.value.type, values))
 
     def store(self, address: ir.Value) -> None:
         """Write to an address, an int64 of any alignment."""

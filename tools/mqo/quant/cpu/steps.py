@@ -22,18 +22,25 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from mqo.quant.cpu.arithmetic import (
+    ANCHOR,
     MAGNITUDE,
     Constants,
     Scheme,
+    candidates,
+    finite,
     hif4_of_columns,
     hif4_of_row,
     hif8,
+    pattern,
     plan,
     quantize,
+    rounded_with_error,
     scalar,
+    takes_four,
     to_bf16,
 )
 from mqo.quant.cpu.lanes import Lanes, load
+from mqo.quant.scales import FOUR
 
 STRIP = 64  # columns that one `strip_*` handles
 TILE = 256  # columns that are processed together, so that few memory pages are in use
@@ -194,6 +201,91 @@ def emit_run_round(builder, target, source, index, constants, bits, block, schem
     _store_row(builder, target, index, words, factors, c, bits, scheme)
 
 
+# Where errors choose the scale, a single vector has the numbers of all blocks of a run: those for
+# the scales that map to 6, and then those for 4. The number of a word is in a lane's lowest bits.
+
+
+def emit_run_by_error(builder, target, source, index, constants, bits, block, scheme) -> None:
+    """Quantize RUN elements as `emit_run_round`, by the scales with the smaller error."""
+    words = _words(builder, source, bits, RUN)
+    parts = [_split(word, bits) for word in words]
+    c = Constants.from_tuple(builder, constants)
+    every, lanes, count = c.like(words[0]), block * bits // 32, len(words)
+    amax = _gathered([functools.reduce(Lanes.maximum, p) for p in parts], lanes, Lanes.maximum)
+    amax = _shortened(amax, lanes, count)
+    few = c.like(amax)
+    factors = amax.listed([pattern(FOUR if i & count else 1.0) for i in range(amax.count)])
+    scale, up = candidates(scheme, amax, factors, few)
+    rounded, sums = _both_rounded(scheme, parts, up, lanes, every)
+    error = _shortened(_gathered(sums, lanes, Lanes.__add__), lanes, count)
+    error = error - (block * ANCHOR & 0xFFFFFFFF)
+    # In the lanes for 4; `count` lanes away are those for 6.
+    six = scale.swapped(count)
+    mask = takes_four(scheme, (six, scale), (error.swapped(count), error))
+    down = finite(amax, scale.where(mask, six).times(few.third))
+    up = up.where(mask, up.swapped(count))
+    if scheme.rounding != "nearest-even":
+        pairs = [[_of_word(f, count + i, lanes, count) for f in (up, down)] for i in range(count)]
+        _store_row(builder, target, index, words, pairs, c, bits, scheme)
+        return
+    chosen = amax.constant(-1).where(mask, 0)
+    for i, address in enumerate(_addresses(builder, target, bits, RUN)):
+        is_four, factor = (_of_word(x, count + i, lanes, count) for x in (chosen, down))
+        both = zip(rounded[i], rounded[count + i], strict=True)
+        values = [of_four.where(is_four < 0, of_six).times(factor) for of_six, of_four in both]
+        _join(scheme, values, words[i], bits).store(address)
+
+
+def _both_rounded(
+    scheme: Scheme, parts: list[list[Lanes]], up: Lanes, lanes: int, c: Constants
+) -> tuple[list[list[Lanes]], list[Lanes]]:
+    """Return the rounded parts of each word, and their errors, for 6 and then for 4."""
+    rounded, sums, count = [], [], len(parts)
+    for i in range(2 * count):
+        factor = _of_word(up, i, lanes, count)
+        both = [rounded_with_error(scheme, p, factor, c, i >= count) for p in parts[i % count]]
+        rounded.append([value for value, _ in both])
+        sums.append(functools.reduce(Lanes.__add__, [error for _, error in both]))
+    return rounded, sums
+
+
+def _shortened(numbers: Lanes, lanes: int, count: int) -> Lanes:
+    """Keep the first 2 * count of each group of `lanes`; the others repeat them."""
+    return numbers.ordered([i for i in range(numbers.count) if i % lanes < 2 * count])
+
+
+def _of_word(numbers: Lanes, i: int, lanes: int, count: int) -> Lanes:
+    """Return number i of each group of a shortened vector, for all its lanes; below 2 * count.
+
+    Those of `count` words have one number for 6 and one for 4 each; a choice is in that for 4.
+    """
+    return numbers.ordered([lane // lanes * 2 * count + i for lane in range(_COUNT)])
+
+
+def _gathered(vectors: list[Lanes], lanes: int, combine: Callable) -> Lanes:
+    """Combine each group of `lanes` in vectors, whose numbers become the low bits of lanes.
+
+    Other bits within a group do not matter.
+    """
+    distance = 1
+    while distance < lanes:
+        if len(vectors) > 1:
+            pairs = zip(vectors[::2], vectors[1::2], strict=True)
+            vectors = [_paired(first, second, distance, combine) for first, second in pairs]
+        else:
+            vectors = [combine(vectors[0], vectors[0].swapped(distance))]
+        distance *= 2
+    return vectors[0]
+
+
+def _paired(first: Lanes, second: Lanes, distance: int, combine: Callable) -> Lanes:
+    """Combine lanes `distance` apart, of the second vector where the lane's bit is set."""
+    sources = [first.count if lane & distance else 0 for lane in range(first.count)]
+    own = [source + lane for lane, source in enumerate(sources)]
+    others = [source + (lane ^ distance) for lane, source in enumerate(sources)]
+    return combine(first.ordered(own, second), first.ordered(others, second))
+
+
 def _store_row(builder, target, index, words, factors, c, bits, scheme) -> None:
     """Quantize words by their factors, and write them one after another."""
     every = c.like(words[0])
@@ -209,17 +301,20 @@ def _store_row(builder, target, index, words, factors, c, bits, scheme) -> None:
 
 
 # -- a strip of columns, each with its own block -----------------------------------------------
-# Scratch has 2 * STRIP patterns for each group of rows: the amax, later `up`; and `down`.
+# Scratch has ARRAYS of STRIP patterns for each group of rows: the amax, later `up`; and `down`.
+# Where errors choose the scale, four more: `up` of both, and the sums of their errors.
+
+_ARRAYS, _BY_ERROR = 2, 6
 
 
 def strip_bytes(scheme: Scheme) -> int:
     """Return the size of a strip's scratch."""
-    return scheme.groups * group_bytes()
+    return (_BY_ERROR if scheme.error else scheme.groups * _ARRAYS) * STRIP * 4
 
 
 def group_bytes() -> int:
     """Return the size of the scratch of one group of rows."""
-    return 2 * STRIP * 4
+    return _ARRAYS * STRIP * 4
 
 
 def emit_strip_amax(builder, scratch, source, bits) -> None:
@@ -229,12 +324,58 @@ def emit_strip_amax(builder, scratch, source, bits) -> None:
             load(builder, up, 32, _COUNT).maximum(part).store(up)
 
 
+def emit_strip_pair(builder, scratch, height, constants, bits, scheme, side=1) -> None:
+    """Write both `up` of columns, shared by `side` neighbors in a vector, and begin the sums."""
+    c = Constants.from_tuple(builder, constants)
+    anchors = scalar(builder, height) * ANCHOR
+    for _, places in _strip(builder, scratch, scratch, bits, _BY_ERROR):
+        if side > 1:
+            _share(builder, [arrays[0] for arrays in places], side * bits // 32, Lanes.maximum)
+        for arrays in places:
+            amax = load(builder, arrays[0], 32, _COUNT)
+            begin = amax.constant(0) - anchors.like(amax)
+            for factor, up, total in zip((1.0, FOUR), arrays[2:4], arrays[4:], strict=True):
+                factors = amax.constant(pattern(factor))
+                candidates(scheme, amax, factors, c.like(amax))[1].store(up)
+                begin.store(total)
+
+
+def emit_strip_errors(builder, scratch, source, constants, bits, scheme) -> None:
+    """Add the errors of a row to the sums of columns."""
+    strip = _strip(builder, source, scratch, bits, _BY_ERROR)
+    every = Constants.from_tuple(builder, constants).like(strip[0][0])
+    for word, places in strip:
+        for part, arrays in zip(_split(word, bits), places, strict=True):
+            for is_four, up, total in zip((False, True), arrays[2:4], arrays[4:], strict=True):
+                factor = load(builder, up, 32, _COUNT)
+                _, error = rounded_with_error(scheme, part, factor, every, is_four)
+                (load(builder, total, 32, _COUNT) + error).store(total)
+
+
+def emit_strip_choose(builder, scratch, constants, bits, scheme, side=1) -> None:
+    """Replace the amax of columns by `up` and `down` of the scale with the smaller error."""
+    c = Constants.from_tuple(builder, constants)
+    for _, places in _strip(builder, scratch, scratch, bits, _BY_ERROR):
+        for array in (4, 5) if side > 1 else ():
+            _share(builder, [arrays[array] for arrays in places], side * bits // 32, Lanes.__add__)
+        for arrays in places:
+            amax, _, up_six, up_four, *errors = (load(builder, at, 32, _COUNT) for at in arrays)
+            every = c.like(amax)
+            six, four = (
+                candidates(scheme, amax, amax.constant(pattern(factor)), every)[0]
+                for factor in (1.0, FOUR)
+            )
+            mask = takes_four(scheme, (six, four), (errors[0], errors[1]))
+            up_four.where(mask, up_six).store(arrays[0])
+            finite(amax, four.where(mask, six).times(every.third)).store(arrays[1])
+
+
 def emit_strip_plan(builder, scratch, constants, bits, scheme, side=1) -> None:
     """Replace the amax of columns by `up` and `down`, shared by `side` neighbors in a vector."""
     c = Constants.from_tuple(builder, constants)
     for _, places in _strip(builder, scratch, scratch, bits):
         if side > 1:
-            _share_amax(builder, [up for up, _ in places], side * bits // 32)
+            _share(builder, [up for up, _ in places], side * bits // 32, Lanes.maximum)
         for pair in places:
             groups = [_moved(builder, pair, g * group_bytes()) for g in range(scheme.groups)]
             amax = [load(builder, up, 32, _COUNT) for up, _ in groups]
@@ -247,13 +388,13 @@ def emit_strip_plan(builder, scratch, constants, bits, scheme, side=1) -> None:
                     value.store(address)
 
 
-def _share_amax(builder, places, lanes) -> None:
-    """Set each column's amax to the largest in its group of `lanes` words, over all `places`."""
-    amax = functools.reduce(Lanes.maximum, [load(builder, at, 32, _COUNT) for at in places])
+def _share(builder, places, lanes, combine) -> None:
+    """Combine each column's number with those of its group of `lanes` words, over all `places`."""
+    number = functools.reduce(combine, [load(builder, at, 32, _COUNT) for at in places])
     for distance in (1, 2, 4, 8):
-        amax = amax.maximum(amax.swapped(distance)) if distance < lanes else amax
+        number = combine(number, number.swapped(distance)) if distance < lanes else number
     for at in places:
-        amax.store(at)
+        number.store(at)
 
 
 def emit_strip_round(builder, target, source, scratch, index, constants, bits, scheme) -> None:
@@ -351,15 +492,15 @@ def _moved(builder: ir.IRBuilder, addresses: list[ir.Value], offset: int) -> lis
 
 
 def _strip(
-    builder: ir.IRBuilder, row: ir.Value, scratch: ir.Value, bits: int
+    builder: ir.IRBuilder, row: ir.Value, scratch: ir.Value, bits: int, arrays: int = _ARRAYS
 ) -> list[tuple[Lanes, list[list[ir.Value]]]]:
-    """Return a strip's words, each with the two addresses in scratch for each part."""
+    """Return a strip's words, each with the addresses in the arrays of scratch for each part."""
     vectors = []
     part = 0
     for word in _words(builder, row, bits, STRIP):
         places = []
         for _ in range(32 // bits):
-            offsets = [(array * STRIP + part * _COUNT) * 4 for array in range(2)]
+            offsets = [(array * STRIP + part * _COUNT) * 4 for array in range(arrays)]
             places.append([builder.add(scratch, ir.Constant(_ADDRESS, o)) for o in offsets])
             part += 1
         vectors.append((word, places))

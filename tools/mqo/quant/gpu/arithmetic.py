@@ -202,16 +202,55 @@ def _e8m0(amax, EMAX: tl.constexpr, CARRY: tl.constexpr) -> tuple[tl.tensor, tl.
 
 
 @triton.jit
-def _two_level(
-    amax, tensor_amax, TOP: tl.constexpr, ELEMENT: tl.constexpr, ALPHA: tl.constexpr
-) -> tuple[tl.tensor, tl.tensor]:
-    total, inverse = _to_top(tensor_amax, ELEMENT.top * TOP)
-    share = total * (1 / TOP)  # one factor for both, as in the published code: it rounds once
-    amax = tl.where(amax > _INFINITY, 0, amax)
-    scale = round_to(_as_float(amax) * share, 0, ELEMENT, "nearest-even")
-    decode = scale * inverse
-    encode = tl.minimum(_over(1.0, decode), _LARGEST)
-    return encode, decode if ALPHA else _nan_unless_finite(tensor_amax, scale)
+def _one_level(tile, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    amax = _block_amax(tile, STEPS.side)
+    scale, encode = _levels(tile, amax, 1 / STEPS.element.top, 1.0, STEPS)
+    return encode, _nan_unless_finite(amax, scale)
+
+
+@triton.jit
+def _two_level(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    total, inverse = _to_top(tensor_amax, STEPS.top)
+    # One factor for both, as in the published code: it rounds once.
+    share = total * (1 / STEPS.element.top)
+    scale, encode = _levels(tile, _block_amax(tile, STEPS.side), share, inverse, STEPS)
+    return encode, scale * inverse if STEPS.alpha else _nan_unless_finite(tensor_amax, scale)
+
+
+@triton.jit
+def _levels(tile, amax, share, inverse, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+    """Return the scales of blocks, and the factors before rounding."""
+    exact = _as_float(tl.where(amax > _INFINITY, 0, amax)) * share
+    scale = round_to(exact, 0, STEPS.scale_element, "nearest-even")
+    encode = tl.minimum(_over(1.0, scale * inverse), _LARGEST)
+    if STEPS.error != "":
+        four = round_to(exact * STEPS.four, 0, STEPS.scale_element, "nearest-even")
+        encode_four = tl.minimum(_over(1.0, four * inverse), _LARGEST)
+        is_smaller = _error(tile, four, encode_four, STEPS) < _error(tile, scale, encode, STEPS)
+        is_four = is_smaller | (scale == 0)
+        scale = tl.where(is_four, four, scale)
+        encode = tl.where(is_four, encode_four, encode)
+    return scale, encode
+
+
+@triton.jit
+def _error(tile, scale, encode, STEPS: tl.constexpr) -> tl.tensor:
+    """Return the errors of blocks with these scales.
+
+    Clamps separate products from sums. They change only errors of two scales that are equal, and of
+    those that are 0. A sum of integers is the same in any order.
+    """
+    steps = tl.minimum(tl.abs(tile) * encode, 16.0)
+    off = tl.abs(round_to(steps, 0, STEPS.element, "nearest-even") - steps)
+    factor = scale
+    if STEPS.error == "mse":
+        off, factor = tl.minimum(off * off, 15.0), scale * scale
+    anchor = tl.full(off.shape, STEPS.anchor, tl.float32)
+    units = _as_pattern(off + anchor) - _as_pattern(anchor)
+    units = tl.sum(units, axis=3, keep_dims=True)
+    if STEPS.side > 1:
+        units = tl.sum(units, axis=1, keep_dims=True)
+    return units.to(tl.float32) * factor
 
 
 @triton.jit
@@ -271,9 +310,9 @@ def factors(tile, tensor_amax, STEPS: tl.constexpr) -> tuple[tl.tensor, tl.tenso
     elif STEPS.scale == "fp32":
         return _to_top(_block_amax(tile, STEPS.side), STEPS.element.top)
     elif STEPS.scale == "two-level":
-        whole = _as_pattern(tl.load(tensor_amax))
-        amax = _block_amax(tile, STEPS.side)
-        return _two_level(amax, whole, STEPS.element.top, STEPS.scale_element, STEPS.alpha)
+        return _two_level(tile, _as_pattern(tl.load(tensor_amax)), STEPS)
+    elif STEPS.scale == "one-level":
+        return _one_level(tile, STEPS)
     else:
         return _hif4(_block_amax(tile, STEPS.side), STEPS.scale_element)
 

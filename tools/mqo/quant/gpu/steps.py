@@ -4,8 +4,8 @@ import functools
 import struct
 from dataclasses import dataclass
 
-from mqo.quant.formats import ELEMENTS, Minifloat, TaperedFormat
-from mqo.quant.scales import E6M2, carry_of, run_of
+from mqo.quant.formats import Minifloat, TaperedFormat
+from mqo.quant.scales import E6M2, ERROR_BITS, FOUR, carry_of, largest_scale, run_of
 from mqo.quant.spec import QuantSpec
 
 
@@ -44,13 +44,12 @@ class Element:
         for exponent in range(0, 32, 4):
             width = next((bits for largest, bits in element.widths if exponent <= largest), 0)
             widths |= width << exponent
-        smallest, limit = _pattern(2.0**element.min_exponent), 2.0**element.max_exponent
+        smallest, limit = _pattern(2.0**element.min_exponent), element.max_value
         return cls(0, widths, smallest, 2 * limit, limit, overflow == "inf", False)
 
 
 # Scales that depend on the amax of the tensor.
 OF_THE_TENSOR = ("tensor", "tensor-power", "two-level")
-_SCALE_ELEMENTS = {"two-level": Element.from_row(ELEMENTS["e4m3"]), "hif4": Element.from_row(E6M2)}
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,10 @@ class Steps:
     alpha: whether results include the scale of the tensor.
     exact: whether results for bfloat16 are exact in bfloat16.
     scale_element: the element to which the scale of a block is rounded; None for powers of two.
+    top: two-level: the amax of the tensor is mapped to it.
+    error: "mse" or "mae" if the error of a block chooses its scale, else "".
+    four: the scale that maps an amax to 4, in units of the one that maps it to 6.
+    anchor: the last bit of a float32 sum with it is the unit of errors.
     """
 
     element: Element
@@ -78,6 +81,10 @@ class Steps:
     alpha: bool
     exact: bool
     scale_element: Element | None
+    top: float
+    error: str
+    four: float = FOUR
+    anchor: float = 2.0 ** (23 - ERROR_BITS)
 
 
 @functools.cache
@@ -88,6 +95,8 @@ def steps_of(spec: QuantSpec) -> Steps:
         scale = "tensor-power"
     if scale == "power-of-two":
         scale = "e8m0"
+    scale_element = E6M2 if scale == "hif4" else spec.format.block_scale
+    two_level = scale == "two-level"
     return Steps(
         element=Element.from_row(element, spec.overflow),
         rounding=spec.rounding_mode,
@@ -97,6 +106,8 @@ def steps_of(spec: QuantSpec) -> Steps:
         run=run_of(spec) or 32,
         side=spec.block_size if spec.tile == "square" else 1,
         alpha=not spec.without_alpha,
-        exact=scale in ("none", "tensor-power", "e8m0", "hif4"),
-        scale_element=_SCALE_ELEMENTS.get(scale),
+        exact=scale in ("none", "tensor-power", "e8m0", "one-level", "hif4"),
+        scale_element=Element.from_row(scale_element) if scale_element else None,
+        top=largest_scale(spec) * spec.format.minifloat.max_value if two_level else 0.0,
+        error=spec.four_over_six or "",
     )

@@ -68,7 +68,8 @@ def _hadamard(x: Tensor) -> Tensor:
     y = x.unflatten(1, (-1, SIZE))
     for _ in range(SIZE.bit_length() - 1):  # a pass puts sums of pairs first, then differences
         y = torch.cat((y[..., ::2] + y[..., 1::2], y[..., ::2] - y[..., 1::2]), -1)
-    return (y * SIZE**-0.5).flatten(1)
+    rotated: Tensor = y * SIZE**-0.5
+    return rotated.flatten(1)
 
 
 def _e2m1(x: Tensor) -> Tensor:

@@ -14,21 +14,18 @@ reference in PyTorch, github.com/MrHuff/ue5m3-fp4. Differences:
 - The reference samples again after a restart. Here checkpoints contain the samples.
 - The reference keeps a sample of zero, and refuses Inf. Here the next step then samples again:
   an expert may get no tokens, and loss scaling may cause Inf.
-- The paper rounds gradients stochastically, and maps a few to 2,048. Here a recipe may give them
-  another type.
+- Stochastic rounding draws 24 bits, as in all formats here; the reference draws 8.
+- With another target than 448, the factor of the tensor may differ in the last bit of a float32.
 
-61,440 leaves the largest exponent unused. If only the code 0xFF is no number, as in CUDA 13.4, the
+61,440 leaves the largest exponent unused. If only the code 0xFF is NaN, as in CUDA 13.4, the
 largest scale is 114,688. The difference matters only after more than 137-fold growth.
 """
 
 from collections.abc import Mapping
 
 import torch
-from mqo.quant import QuantizerContext, end_step, quantizer
+from mqo.quant import QuantizerContext, end_step, quantizer, round_term
 from torch import Tensor
-
-SIDE = 16  # of a block, or of a square for weights
-MOST = torch.finfo(torch.float32).max
 
 
 @quantizer(
@@ -36,12 +33,11 @@ MOST = torch.finfo(torch.float32).max
     block=16,
     square=True,
     needs_amax=True,
-    independent_rows=True,
     options={"every": 50, "target": 448.0},
     state={"amax": 0.0, "step": 0.0},
 )
-def ue5m3(x: Tensor, context: QuantizerContext) -> tuple[Tensor, Tensor]:
-    """Return the elements times their block scales, and the scale of the tensor.
+def nearest(x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
+    """Round elements to nearest, for activations and weights.
 
     Options:
         every: steps from a sample of the amax to the next one; with 1 each tensor uses its own.
@@ -50,32 +46,36 @@ def ue5m3(x: Tensor, context: QuantizerContext) -> tuple[Tensor, Tensor]:
 
     The state is the sampled amax and its step. Step 0 is none yet: the tensor uses its own amax.
     """
+    return _rounded(x, context, "nearest-even")
+
+
+@quantizer(
+    "ue5m3_stochastic",
+    block=16,
+    square=True,
+    needs_amax=True,
+    stochastic=True,
+    options={"every": 50, "target": 448.0},
+    state={"amax": 0.0, "step": 0.0},
+)
+def stochastic(x: Tensor, context: QuantizerContext) -> tuple[Tensor, float]:
+    """Round elements stochastically, for gradients. Options and state are those of `nearest`."""
+    return _rounded(x, context, "stochastic")
+
+
+def _rounded(x: Tensor, context: QuantizerContext, rounding: str) -> tuple[Tensor, float]:
+    """Return the elements times their block scales, and the scale of the tensor."""
     now, state = context.step + 1, context.state
     is_due = (state["step"] == 0) | (now - state["step"] >= context.options["every"])
     amax = torch.where(is_due, context.amax, state["amax"])
     context.note("amax", amax)
     context.note("step", torch.where(is_due, float(now), state["step"]))
-
-    # A number over a tensor would be rounded twice, as the number times the inverse.
-    factor = (torch.full_like(amax, 6.0 * context.options["target"]) / amax).clamp(max=MOST)
-    factor = torch.where(amax > 0, factor, 1.0)
-    alpha = factor.reciprocal()
-    height = SIDE if context.tile == "square" else 1
-    tiles = x.unflatten(1, (-1, SIDE)).unflatten(0, (-1, height))  # [rows, height, blocks, 16]
-    largest = tiles.abs().amax((1, 3), keepdim=True)
-    scales = _nearest(largest * (factor * (1.0 / 6.0)), 3, 2.0**-14, 61440.0)
-    # MOST turns zeros into zeros. A block whose scale is 0 becomes zeros.
-    elements = tiles * (scales * alpha).reciprocal().clamp(max=MOST)
-    return (_nearest(elements, 1, 1.0, 6.0) * scales).flatten(2).flatten(0, 1), alpha
+    # The format takes its amax to the block scale 448.
+    amax = amax * (448.0 / context.options["target"])
+    return round_term(x, "nvfp4_ue5m3", context, amax=amax, tile=context.tile, rounding=rounding)
 
 
-def _nearest(x: Tensor, mantissa_bits: int, smallest_normal: float, largest: float) -> Tensor:
-    """Round to a floating-point format with subnormals, ties to even, up to ±largest."""
-    bits = x.abs().clamp(smallest_normal, largest).view(torch.int32)
-    step = (bits & 0x7F800000).view(torch.float32) * 0.5**mantissa_bits  # without the mantissa
-    return (torch.round(x / step) * step).clamp(-largest, largest)
-
-
+@end_step("ue5m3_stochastic")
 @end_step("ue5m3")
 def sampled(
     state: dict[str, Tensor],

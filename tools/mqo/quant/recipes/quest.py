@@ -12,7 +12,7 @@ HalfHadamardTrustQuantizer in src/models/quantization/base_linear.py. Difference
 - The authors add 1e-8 to clip · RMS. Here a row of zeros remains zeros, and its gradients pass.
 - They compare errors with half a step. An element in the middle between two values may then fail,
   by rounding and the 1e-8. Here elements are compared with the ends of the range, so it passes.
-- They need a K that is a multiple of 128. Otherwise a recipe pads K: then nothing can train.
+- They need a K that is a multiple of 128. So does quest.toml: other sizes are refused.
 - With tensor-parallel ranks that divide K, the RMS is that of a rank's part of the row.
 """
 
@@ -59,7 +59,8 @@ def quest(x: Tensor, context: QuantizerContext) -> Tensor:
 def trusted(grad: Tensor, x: Tensor, context: QuantizerContext) -> Tensor:
     """Return the gradients of the elements that the grid reaches, and 0 for the others."""
     step, positive = _grid(x, context)
-    return grad * (x.abs() <= (positive - 0.5 + 0.5 * context.options["trust"]) * step)
+    reach: Tensor = (positive - 0.5 + 0.5 * context.options["trust"]) * step
+    return grad * (x.abs() <= reach)
 
 
 def _grid(x: Tensor, context: QuantizerContext) -> tuple[Tensor, int]:

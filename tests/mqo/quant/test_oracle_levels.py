@@ -1,0 +1,225 @@
+"""FP4 in blocks of 16 against an oracle in numpy: UE5M3 scales, and four over six."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mqo.quant import reference
+from mqo.quant.backend import fake_quantize
+from mqo.quant.formats import FORMATS
+from mqo.quant.packing import pack
+from mqo.quant.plugin_file import load_quantizers
+from mqo.quant.recipe_files import HERE
+from mqo.quant.scales import alpha_of, scales_of
+from mqo.quant.spec import QuantSpec, without_alpha
+from mqo.quant.stochastic import draws
+
+from ...oracles.elements import E2M1, E4M3, UE5M3, nearest
+from ...oracles.formats import block_amax, fp4_blocks, fp4_levels, spread
+
+RULES = {"amax": "", "four-over-six-mse": "mse", "four-over-six-mae": "mae"}
+ELEMENTS = {"nvfp4": E4M3, "nvfp4_ue5m3": UE5M3}
+WAYS = [(kind, rule) for kind in ELEMENTS for rule in RULES] + [("fp4_ue5m3", "floor")]
+TILES = ("row", "square")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+QUANTIZERS = {"reference": reference.qdq, "default": fake_quantize}
+every_way = pytest.mark.parametrize(("kind", "rule"), WAYS)
+every_tile = pytest.mark.parametrize("tile", TILES)
+every_quantizer = pytest.mark.parametrize("quantize", QUANTIZERS.values(), ids=QUANTIZERS)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def oracle(x, spec, amax=None, drawn=None):
+    """What the oracle makes of a matrix of any dtype, in that dtype."""
+    matrix, square = x.float().numpy(), spec.tile == "square"
+    if spec.quant_type == "fp4_ue5m3":
+        result = fp4_blocks(matrix, square, drawn)
+    else:
+        error = RULES[spec.scale_rule]
+        result = fp4_levels(matrix, ELEMENTS[spec.quant_type], error, square, drawn, amax)
+    return torch.from_numpy(result).to(x.dtype)
+
+
+def data():
+    """{name: a matrix}: short blocks and bands, all magnitudes, ties, and what is not finite."""
+    grid = torch.tensor([0, 0.25, 0.5, 0.75, 1.25, 1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6])
+    picked = torch.randint(len(grid), (37, 70), generator=torch.Generator().manual_seed(1))
+    bits = torch.randint(-(2**31), 2**31, (33, 50), generator=torch.Generator().manual_seed(2))
+    rows = normal(40, 83) * torch.exp2(6 * normal(40, 1, seed=3))
+    return {
+        "normal": normal(35, 70),
+        "spread": rows,
+        "blocks of zero scale": rows * torch.logspace(-12, 0, 40).unsqueeze(1),
+        "ties": grid[picked] * normal(37, 70).sign() * 0.7,
+        "zeros": torch.zeros(5, 20),
+        "huge": normal(20, 40) * 8e37,
+        "tiny": normal(20, 40) * 2.0**-126,
+        "subnormal": normal(20, 40) * 2.0**-140,
+        "patterns": bits.to(torch.int32).view(torch.float32).nan_to_num(),
+        "nan": torch.where(normal(20, 40, seed=4) > 2.5, torch.nan, normal(20, 40)),
+        "inf": torch.where(normal(20, 40, seed=4) > 2.5, -torch.inf, normal(20, 40)),
+    }
+
+
+@pytest.mark.parametrize("name", data())
+@every_way
+@every_tile
+@every_quantizer
+def test_it_is_the_oracles_bit_for_bit(assert_same_bits, quantize, name, kind, rule, tile):
+    spec = QuantSpec(kind, scale_rule=rule, tile=tile)
+    for dtype in DTYPES:
+        x = data()[name].to(dtype)
+        expected = oracle(x, spec)
+        assert_same_bits(quantize(x, spec), expected)
+        assert_same_bits(quantize(x.T.contiguous(), spec, axis=0), expected.T)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.sampled_from(WAYS),
+    st.sampled_from(TILES),
+    st.tuples(st.integers(1, 40), st.integers(1, 70)),
+    st.integers(-140, 120),
+    st.integers(0, 2**32),
+    st.sampled_from((1, 4, 16)),
+)
+def test_any_matrix(assert_same_bits, way, tile, shape, exponent, seed, steps):
+    """Elements of few steps have many ties, and many blocks without an error."""
+    kind, rule = way
+    x = normal(*shape, seed=seed)
+    x = (x * 3 * steps).round() / steps * 2.0**exponent if steps < 16 else x * 2.0**exponent
+    spec = QuantSpec(kind, scale_rule=rule, tile=tile)
+    assert_same_bits(fake_quantize(x, spec), oracle(x, spec))
+
+
+@every_way
+@every_tile
+@every_quantizer
+@pytest.mark.parametrize("held", [1e-30, 1e-3, 0.3, 5.0])
+def test_a_held_amax(assert_same_bits, quantize, kind, rule, tile, held):
+    x, spec = normal(35, 70), QuantSpec(kind, scale_rule=rule, tile=tile)
+    assert_same_bits(quantize(x, spec, amax=torch.tensor(held)), oracle(x, spec, held))
+
+
+@every_way
+@every_tile
+@every_quantizer
+def test_stochastic_rounding_leaves_the_choice_to_the_nearest(
+    assert_same_bits, quantize, kind, rule, tile
+):
+    spec = QuantSpec(kind, scale_rule=rule, tile=tile, rounding="stochastic")
+    x = normal(35, 70)
+    expected = oracle(x, spec, drawn=draws(x.shape, 5).numpy())
+    assert_same_bits(quantize(x, spec, seed=5), expected)
+    of_nearest = scales_of(x, QuantSpec(kind, scale_rule=rule, tile=tile)).stored
+    assert scales_of(x, spec).stored.block.equal(of_nearest.block)
+
+
+@every_way
+@every_tile
+def test_packed_storage_gives_them_back(assert_same_bits, kind, rule, tile):
+    spec = QuantSpec(kind, scale_rule=rule, tile=tile)
+    for x in data().values():
+        for rounding in ("nearest-even", "stochastic"):
+            drawn = QuantSpec(kind, scale_rule=rule, tile=tile, rounding=rounding)
+            packed = pack(x, drawn, seed=3)
+            assert_same_bits(packed.unpack(), fake_quantize(x, drawn, seed=3))
+        assert_same_bits(pack(x.bfloat16(), spec).unpack(), fake_quantize(x.bfloat16(), spec))
+
+
+@pytest.mark.parametrize("kind", ELEMENTS)
+@pytest.mark.parametrize("rule", RULES)
+def test_alpha_times_the_rest_is_the_value(kind, rule):
+    x, spec = normal(35, 70), QuantSpec(kind, scale_rule=rule)
+    alpha = alpha_of(x.abs().max().item(), spec)
+    rest = fake_quantize(x, without_alpha(spec))
+    value = (rest.double() * alpha).float()
+    torch.testing.assert_close(value, fake_quantize(x, spec), rtol=2.0**-22, atol=0)
+
+
+# -- what is chosen --------------------------------------------------------------------------------
+
+
+def errors(x, values, spec):
+    """The error of each block or square in float64."""
+    power = 2 if spec.scale_rule.endswith("mse") else 1
+    off = (values.double() - x.double()).abs() ** power
+    blocks = off.unflatten(1, (-1, 16)).sum(-1)
+    return blocks.unflatten(0, (-1, 16)).sum(1) if spec.tile == "square" else blocks
+
+
+@pytest.mark.parametrize("kind", ELEMENTS)
+@pytest.mark.parametrize("rule", list(RULES)[1:])
+@every_tile
+def test_the_error_is_that_of_the_better_scale(kind, rule, tile):
+    sizes = torch.exp2(normal(4, 1, seed=1).repeat_interleave(16, 0))
+    x = torch.cat((normal(64, 320), normal(64, 320, seed=2).sin()), 1) * sizes
+    spec = QuantSpec(kind, scale_rule=rule, tile=tile)
+    chosen = errors(x, fake_quantize(x, spec), spec)
+    for candidate in (1.0, 1.5):
+        other = errors(x, torch.from_numpy(of_candidate(x.numpy(), spec, candidate)), spec)
+        assert (chosen <= other * (1 + 1e-4)).all()
+        assert (chosen < other * 0.999).any()
+
+
+def of_candidate(x, spec, factor):
+    """The values of blocks whose scale maps their amax to 6 over `factor`, in float64."""
+    bound = 256 if spec.quant_type == "nvfp4" else 448
+    x = x.astype(np.float64)
+    tensor = np.abs(x).max() / (6 * bound)
+    share = block_amax(x, 16, spec.tile == "square") / (6 * tensor) * factor
+    scale = spread(nearest(share, ELEMENTS[spec.quant_type]) * tensor, 16, x)
+    return nearest(x / scale, E2M1) * scale
+
+
+def test_ties_take_six_and_blocks_that_only_four_represents_take_four():
+    x = torch.zeros(3, 16)
+    x[0, :2] = torch.tensor([6.0, 3.0])  # exact by 6; by 4 it is 4 and 2, exact, too
+    x[1, :2] = torch.tensor([6.0, 4.5])  # exact only by 4: 4 and 3
+    x[2, :2] = torch.tensor([6.0, 1.0])  # exact only by 6
+    for rule in list(RULES)[1:]:
+        scales = scales_of(x, without_alpha(QuantSpec("nvfp4", scale_rule=rule))).decode
+        assert scales.flatten().tolist() == [256, 384, 256]
+
+
+def test_a_block_whose_scale_for_six_is_zero_takes_that_for_four():
+    x = torch.zeros(2, 16)
+    x[0, 0], x[1, 0] = 1536.0, 6 * 0.4 * 2.0**-9
+    scales = scales_of(x, QuantSpec("nvfp4", scale_rule="four-over-six-mse", without_alpha=True))
+    assert scales.decode.flatten().tolist() == [256, 2.0**-9]
+
+
+def test_no_block_depends_on_another():
+    x = normal(48, 160)
+    for kind, rule in WAYS:
+        spec, amax = QuantSpec(kind, scale_rule=rule), x.abs().max()
+        whole = fake_quantize(x, spec)
+        parts = [fake_quantize(part.contiguous(), spec, amax=amax) for part in x.split(7)]
+        assert whole.equal(torch.cat(parts))
+        columns = [fake_quantize(part.contiguous(), spec, amax=amax) for part in x.split(16, 1)]
+        assert whole.equal(torch.cat(columns, 1))
+
+
+# -- the example in Python ------------------------------------------------------------------------
+
+
+@every_tile
+def test_four_over_six_chooses_as_the_example_for_nearly_all_blocks(tile):
+    """The example rounds the scale of the tensor and of blocks in another order."""
+    load_quantizers(HERE / "four_over_six.py")
+    x = normal(256, 1024) * torch.exp2(normal(256, 1, seed=1))
+    spec = QuantSpec("nvfp4", scale_rule="four-over-six-mae", tile=tile)
+    ours, theirs = fake_quantize(x, spec), fake_quantize(x, QuantSpec("four_over_six", tile=tile))
+    equal = torch.isclose(ours, theirs, rtol=2.0**-20, atol=0)
+    assert equal.double().mean() > 0.999
+
+
+def test_formats_have_the_rules_of_their_scale():
+    assert FORMATS["nvfp4"].scale_rules == FORMATS["nvfp4_ue5m3"].scale_rules == tuple(RULES)
+    assert QuantSpec("nvfp4", scale_rule="rceil") == QuantSpec("nvfp4", scale_rule="amax")
+    assert QuantSpec("mxfp4", scale_rule="four-over-six-mse") == QuantSpec("mxfp4")
+    assert QuantSpec("fp4_ue5m3", scale_rule="four-over-six-mse") == QuantSpec("fp4_ue5m3")
