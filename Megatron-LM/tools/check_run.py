@@ -5,7 +5,8 @@
 The request is JSON: `flags`, the run's flags; `model_flags`, those of the model on one process;
 `processes`, their number; `variables`, environment variables; `python_path`, more folders to import
 from; `distills`, whether to accept the flags of a distillation; and `is_cpu`, whether the run has
-no GPU. The facts are `layers`, {kind: names}; `traps`, {site: settings that would bypass its
+no GPU. The facts are `layers`, {kind: names}; `sides`, {layer: how tensor parallelism splits its
+weight, "column" or "row"}; `traps`, {site: settings that would bypass its
 quantizer}; and `notes`, checks that were not possible. An error that would end the run is written
 to the file that MQO_FAILURE names. Nothing is trained, and no data is read.
 """
@@ -43,8 +44,8 @@ def main(target: Path, request: dict[str, Any]) -> None:
     except InferenceError as error:
         leave(error)
     traps = traps_of(args)
-    layers = layers_of(request["model_flags"], notes)
-    facts = {"layers": layers, "traps": traps, "notes": notes}
+    layers, sides = layers_of(request["model_flags"], notes)
+    facts = {"layers": layers, "sides": sides, "traps": traps, "notes": notes}
     target.write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
@@ -109,8 +110,14 @@ def traps_of(args: Namespace) -> dict[str, list[str]]:
     return traps
 
 
-def layers_of(flags: list[str], notes: list[str]) -> dict[str, list[str]] | None:
-    """Return {kind: layer names}; None, and add a note, if the model cannot be built here."""
+def layers_of(
+    flags: list[str], notes: list[str]
+) -> tuple[dict[str, list[str]] | None, dict[str, str]]:
+    """Return {kind: layer names} and {layer: side}.
+
+    If the model cannot be built here, return None instead of the names, and add a note.
+    """
+    from mqo.megatron import linear
     from mqo.megatron.layers import find_layers
 
     os.environ["WORLD_SIZE"] = "1"
@@ -123,11 +130,14 @@ def layers_of(flags: list[str], notes: list[str]) -> dict[str, list[str]] | None
             f"the model cannot be built here ({type(error).__name__}: {text}), so layer patterns "
             "are only checked when the run starts"
         )
-        return None
+        return None, {}
     kinds: dict[str, list[str]] = {}
-    for layer, *_ in find_layers(model):
+    sides: dict[str, str] = {}
+    for layer, module, _ in find_layers(model):
         kinds.setdefault(layer.kind, []).append(layer.name)
-    return {kind: sorted(names) for kind, names in kinds.items()}
+        if side := linear.side(module):
+            sides[layer.name] = side
+    return {kind: sorted(names) for kind, names in kinds.items()}, sides
 
 
 if __name__ == "__main__":

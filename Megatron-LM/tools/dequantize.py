@@ -64,7 +64,10 @@ def write(folder: Path, target: Path) -> None:
 def weight(kind: dict, codes: Tensor, scales: Tensor, scale: Tensor) -> Tensor:
     """Return a weight [out, in], float32; a scale that its type does not have is None."""
     values = torch.tensor([float(value) for value in kind["values"]])[elements(codes, kind["bits"])]
-    factors = decoded(kind["scale"], scales, scale)
+    if kind["scale"] in ("one-level", "two-level"):
+        factors = levels(kind.get("block_scale", "e4m3"), scales, scale)
+    else:
+        factors = decoded(kind["scale"], scales, scale)
     if kind["block"]:
         factors = factors.repeat_interleave(kind["rows"], 0)[: len(codes)]
         run = kind["block"] // (16 if kind["scale"] == "hif4" else 1)
@@ -86,14 +89,22 @@ def decoded(kind: str, scales: Any, scale: Any) -> Tensor:
         return power if scale is None else scale
     if kind == "fp32":
         return scales
-    if kind == "two-level":
-        return scales.view(torch.float8_e4m3fn).float() * scale
     if kind == "hif4":  # E6M2, and one bit for each of 8 runs of 8 and 16 runs of 4 elements
         code = scales[..., :1].int()
         top = torch.ldexp(1 + (code & 3) / 4, (code >> 2) - 48)
         bits = (scales[..., 1:].unsqueeze(-1) >> torch.arange(8) & 1).flatten(-2)
         return (top * 2.0 ** (bits[..., :8].repeat_interleave(2, -1) + bits[..., 8:])).flatten(-2)
     return torch.ldexp(torch.ones(scales.shape), scales.int() - 127)  # powers of two
+
+
+def levels(element: str, scales: Any, scale: Any) -> Tensor:
+    """Return the scales of blocks, E4M3 or UE5M3, times that of the tensor, if any, float32."""
+    blocks = scales.view(torch.float8_e4m3fn).float()
+    if element == "ue5m3":
+        field, mantissa = scales.int() >> 3, scales.int() & 7
+        blocks = torch.ldexp(mantissa + 8.0 * (field > 0), field.clamp(min=1) - 18)
+        blocks[scales == 255] = float("nan")
+    return blocks if scale is None else blocks * scale
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
     from mqo.quant.comparison import error_of
 
     for spec in specs():
-        own = asdict(spec) | ({} if spec.format.is_mx else {"scale_rule": None})
+        own = asdict(spec) | {"scale_rule": spec.rule_text or None}
         measurement = error_of(x, spec, axis=axis).measurement
         shares = {"underflow": measurement.underflow, "saturation": measurement.saturation}
         yield own | {"sqnr_db": measurement.sqnr_db} | shares
@@ -94,19 +94,21 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
 
 def specs() -> Iterator[Any]:
     """Yield every format with each of its choices: block and scale rule, tensor scale, tile."""
-    from mqo.quant.formats import BLOCK_SIZES, FORMATS, SCALE_RULES
+    from mqo.quant.formats import BLOCK_SIZES, FORMATS
     from mqo.quant.spec import QuantSpec
 
     for spec in map(QuantSpec, FORMATS):
         if spec.format.is_mx:
-            choices = itertools.product(BLOCK_SIZES, SCALE_RULES)
+            choices = itertools.product(BLOCK_SIZES, spec.format.scale_rules)
             yield from (replace(spec, block=block, scale_rule=rule) for block, rule in choices)
             continue
         yield spec
         if spec.format.scale == "none":
             yield replace(spec, tensor_scale=True)
+        others = [replace(spec, scale_rule=rule) for rule in spec.format.scale_rules[1:]]
+        yield from others
         if spec.format.square:
-            yield replace(spec, tile="square")
+            yield from (replace(each, tile="square") for each in (spec, *others))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from mqo.commands.diff import diff
 from mqo.commands.doctor import doctor
 from mqo.commands.eval import evaluate
 from mqo.commands.export import export
+from mqo.commands.formats import formats
 from mqo.commands.generate import generate
 from mqo.commands.matrix import matrix
 from mqo.commands.perf import perf
@@ -47,6 +48,7 @@ app = typer.Typer(
     help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantized, undo it exactly.",
     no_args_is_help=True,
     add_completion=False,
+    suggest_commands=False,  # click suggests the nearest ones, too
     pretty_exceptions_enable=False,
 )
 _command: Callable[..., None]
@@ -58,7 +60,8 @@ for _command in (generate, sweep, report, perf):
 app.command(cls=PassesOn, context_settings=ANY_WORDS)(simulate)
 for _command in (track, setup, doctor, stats, plot, rerun, coverage, export):
     app.command()(_command)
-for _group in (matrix, convert, data, recipe, plugin):
+for _group in (matrix, convert, data, recipe, formats, plugin):
+    _group.suggest_commands = False
     app.add_typer(_group)
 
 

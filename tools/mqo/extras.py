@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import re
 from importlib import import_module
 from typing import Any
@@ -28,6 +29,12 @@ def package(name: str) -> Any:
         return import_module(name)
     except ImportError as error:
         raise missing(name.partition(".")[0]) from error
+
+
+def require(module: str) -> None:
+    """Raise SetupError unless the package of a module is installed; it is not imported."""
+    if importlib.util.find_spec(module) is None:
+        raise missing(module)
 
 
 def missing(module: str) -> SetupError:

@@ -65,7 +65,8 @@ class QuantToml(BaseModel):
     schedule: dict[str, str] = {}
     layers: Layers = Layers()
     operands: dict[str, dict[str, Any]] = {}
-    rules: list[dict[str, str]] = []
+    rules: list[dict[str, Any]] = []
+    recipes: dict[str, dict[str, dict[str, Any]]] = {}
     plugins: dict[str, dict[str, Any]] = {}
 
 

@@ -4,11 +4,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click.core import ParameterSource
 
 from mqo.commands.options import (
     AxisOption,
     FlagsArgument,
     GemmsOption,
+    PluginOption,
+    PluginOptionOption,
     RecipesOption,
     TrainingOption,
 )
@@ -31,7 +34,12 @@ AllowVersions = Annotated[
 ]
 
 
+# Options of --compare, by the names of the parameters.
+_COMPARING = {"compare", "repeats", "allow_versions"}
+
+
 def perf(
+    context: typer.Context,
     model: Annotated[str | None, typer.Option(help="A model.")] = None,
     mode: Annotated[str | None, typer.Option(help="The mode to test, or modes.")] = None,
     recipes: RecipesOption = "",
@@ -40,6 +48,8 @@ def perf(
     dataset: Annotated[str, typer.Option(help="A dataset.")] = "wikipedia",
     training_config: TrainingOption = "smoke",
     gemms: GemmsOption = "fprop",
+    plugin: PluginOption = None,
+    plugin_option: PluginOptionOption = None,
     no_scaling: NoScaling = False,
     folder: Folder = None,
     compare: Compared = None,
@@ -59,13 +69,15 @@ def perf(
     Exit 0 if no verdict fails, 1 if one does, 2 for errors.
     """
     from mqo.errors import MqoError, RunError
-    from mqo.launch.variants import variants
+    from mqo.launch.plugins import PluginChoice
+    from mqo.launch.variants import check_set_once, variants, with_plugins
     from mqo.matrix import tables
     from mqo.perf import measure
     from mqo.perf.train import PerfOptions
     from mqo.perf.verdicts import tables as limits
 
     try:
+        _refuse_unread(context)
         if compare is not None:
             measure.compare(*compare, repeats=repeats, allow_versions=allow_versions)
             return
@@ -74,13 +86,37 @@ def perf(
                 "--model, or one of --mode and --recipes, is missing",
                 expected="--model with --mode or --recipes, or --compare A B",
             )
+        plugins = PluginChoice.from_options(plugin, plugin_option)  # before names are checked
         choice = tables.check_gemms(gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
-        chosen = variants(mode or "", recipes, axis or ())
+        check_set_once(axis or (), plugins.options)
+        ways = (base, *variants(mode or "", recipes, axis or ()))
+        base, *chosen = with_plugins(ways, plugins)
         rest = (base, dataset, training_config, choice, tuple(flags or ()), limits().steps)
         tests = [PerfOptions(model, variant, *rest) for variant in chosen]
+        configs = [test.config_of(v, steps=1) for test in tests for v in (test.mode, base)]
+        plugins.refuse_unused([config.quantization for config in configs])
         failed = measure.run_tests(tests, folder, scaling=not no_scaling)
     except RunError as error:
         error.exit_code = MqoError.exit_code  # 1 would say that a verdict failed
         raise
     raise typer.Exit(1 if failed else 0)
+
+
+def _refuse_unread(context: typer.Context) -> None:
+    """Raise MqoError for the options that this use of the command does not read."""
+    from mqo.errors import MqoError
+
+    given = [
+        parameter
+        for parameter in context.command.params
+        if context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+    ]
+    comparing = any(parameter.name == "compare" for parameter in given)
+    unread = [parameter for parameter in given if (parameter.name in _COMPARING) != comparing]
+    if unread:
+        names = ", ".join(parameter.opts[0] for parameter in unread)
+        raise MqoError(
+            f"{'With' if comparing else 'Without'} --compare, {names} would have no effect",
+            expected="--compare A B with --repeats and --allow-versions, or a test without them",
+        )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqo.commands.options import JsonOption, WithOption, WithoutOption
+from mqo.commands.options import JsonOption, TreeOption, WithOption, WithoutOption, settled
 from mqo.terminal import emit
 from mqo.untrusted import read_text
+
+if TYPE_CHECKING:
+    from mqo.quant.recipe import Recipe
+    from mqo.recipes.layers import EqualLayers
 
 recipe = typer.Typer(
     name="recipe", help="Show how recipes quantize linear layers.", no_args_is_help=True
@@ -17,14 +23,15 @@ recipe = typer.Typer(
 
 @recipe.command("list")
 def list_(as_json: JsonOption = False) -> None:
-    """List the recipes."""
-    from mqo.quant.recipe import names
+    """List the recipes by family, with what is published about their loss."""
+    from mqo.quant.recipe_files import names
     from mqo.recipes.recipe import read
+    from mqo.recipes.show import list_lines
 
     recipes = [read(name) for name in names()]
-    text = "\n".join(f"{entry.name:16}{entry.summary}" for entry in recipes)
-    rows = [entry.model_dump(include={"name", "summary", "source"}) for entry in recipes]
-    emit("recipes", None, text, as_json, recipes=rows)
+    fields = {"name", "family", "summary", "published", "source"}
+    rows = [entry.model_dump(include=fields) for entry in recipes]
+    emit("recipes", None, "\n".join(list_lines(recipes)), as_json, recipes=rows)
 
 
 @recipe.command()
@@ -35,23 +42,51 @@ def show(
     toml: Annotated[
         bool, typer.Option("--toml", help="Print the file, as a start for your own recipe.")
     ] = False,
+    model: Annotated[
+        str | None, typer.Option(help="Show what each layer of this model uses.")
+    ] = None,
     as_json: JsonOption = False,
+    tree: TreeOption = None,
 ) -> None:
     """Show what a recipe does to each operand, and what it leaves out."""
     from mqo.errors import MqoError
     from mqo.matrix.tables import models
-    from mqo.quant.recipe import path_of
+    from mqo.quant.recipe_files import path_of
+    from mqo.recipes.layers import layer_lines
     from mqo.recipes.recipe import changed, read
     from mqo.recipes.show import recipe_lines, resolved
 
     shown_recipe = changed(read(name), without or (), with_ or ())
-    if toml and shown_recipe.changes:
+    if toml and (shown_recipe.changes or model):
         raise MqoError(
-            "--toml prints the recipe's file, which has no changes",
-            expected="--toml without --without and --with",
+            "--toml prints the recipe's file, which has no changes and is for any model",
+            expected="--toml without --without, --with and --model",
         )
     if toml:
         print(read_text(path_of(name)), end="")
         return
     facts = shown_recipe.model_dump(mode="json") | {"operands": resolved(shown_recipe)}
-    emit("recipe", None, "\n".join(recipe_lines(shown_recipe, models())), as_json, **facts)
+    lines = list(recipe_lines(shown_recipe, models()))
+    if model is not None:
+        groups = _layers(shown_recipe, model, tree)
+        lines = [f"{model}, {shown_recipe.label}:", *layer_lines(groups)]
+        facts["layers"] = [asdict(group) for group in groups]
+    emit("recipe", None, "\n".join(lines), as_json, **facts)
+
+
+def _layers(shown_recipe: Recipe, model: str, tree: Path | None) -> list[EqualLayers]:
+    """Return the layers of a model by how the recipe quantizes them."""
+    from mqo.launch import coverage
+    from mqo.launch.config import resolve
+    from mqo.launch.effects import resolved_config
+    from mqo.matrix import tables
+    from mqo.overlay.series import Series
+    from mqo.project import Project
+    from mqo.recipes.layers import equal_layers
+
+    project, dataset = Project.here(), next(iter(tables.datasets()))  # layers are the same for all
+    config = resolve(model, dataset, tables.UNQUANTIZED, "standard", recipe=shown_recipe)
+    result = coverage.of_config(project, settled(tree), Series.of_project(project), config)
+    return equal_layers(
+        resolved_config(config, config.quantization.types or {}), result.layers_by_site()
+    )

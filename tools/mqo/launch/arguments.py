@@ -19,7 +19,9 @@ from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.plugins import PluginChoice
 from mqo.matrix import tables
-from mqo.quant.recipe import INGREDIENTS, OUTPUT_LAYER, Recipe, names
+from mqo.quant.recipe import OUTPUT_LAYER, Recipe
+from mqo.quant.recipe_files import names
+from mqo.quant.recipe_operands import INGREDIENTS
 from mqo.recipes import recipe as recipes
 from mqo.scale.devices import DEVICES
 
@@ -51,6 +53,13 @@ class _Parser(argparse.ArgumentParser):
         )
 
 
+def _path(text: str) -> Path:
+    """Return a path. An empty one is refused: a shell's unset variable would be this folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def parser(front_end: bool = False) -> argparse.ArgumentParser:
     """Return the parser. It accepts any name; the tables check names and list the valid ones."""
     result = _Parser(
@@ -60,7 +69,7 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     for name, meaning in _POSITIONAL.items():
-        kind = str if name == "dtype" else Path
+        kind = str if name == "dtype" else _path
         result.add_argument(name, nargs="?", type=kind, metavar=name.upper(), help=meaning)
     add = result.add_argument
     add("--version", action="store_true", help="show the version")
@@ -76,14 +85,14 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     plugin = (
         "Python file whose quantizers become types T, or a name in `mqo plugin list`; repeatable"
     )
-    add("--plugin", type=Path, metavar="FILE", help=plugin, action="append", default=[])
+    add("--plugin", type=_path, metavar="FILE", help=plugin, action="append", default=[])
     option = "option of such a quantizer; repeatable"
     add("--plugin-option", metavar="T.NAME=VALUE", help=option, action="append", default=[])
-    add("--teacher", type=Path, metavar="RUN", help="run or checkpoints to distill from")
-    add("--distillation-config", type=Path, metavar="FILE", help="YAML (docs/distillation.md)")
-    add("--runs", type=Path, metavar="DIR", help="folder for run folders; default: runs/")
+    add("--teacher", type=_path, metavar="RUN", help="run or checkpoints to distill from")
+    add("--distillation-config", type=_path, metavar="FILE", help="YAML (docs/distillation.md)")
+    add("--runs", type=_path, metavar="DIR", help="folder for run folders; default: runs/")
     add("--tracker", metavar="NAME", help="send the run to wandb or mlflow while it trains")
-    add("--megatron", type=Path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
+    add("--megatron", type=_path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable: dict[str, Any] = {"action": "append", "default": []}
     omitted = "patch to leave out, or ingredient of the recipe: " + ", ".join(INGREDIENTS)
     add("--without", metavar="NAME", help=f"{omitted}; repeatable", **repeatable)

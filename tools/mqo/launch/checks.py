@@ -21,6 +21,7 @@ from mqo.launch.effects import check_effects, resolved_config
 from mqo.launch.flags import RunData, megatron_flags, vocabulary_flags
 from mqo.launch.machine import Machine
 from mqo.launch.program_cache import ask_cached, source_of
+from mqo.launch.sizes import check_sizes, needs_sizes
 from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -30,8 +31,7 @@ from mqo.runs import RunFolder
 
 PROGRAM = "tools/check_run.py"
 TIME_LIMIT_S = 300
-# Variables of a run that Megatron's validation reads.
-VALIDATED = {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+_SHARDED = ("--use-torch-fsdp2", "--use-megatron-fsdp")
 HEAD = "output_layer"
 
 
@@ -51,10 +51,12 @@ def check_run(
         types: the types of its sites.
 
     Raises:
-        RunError: Megatron refuses the flags, or they would bypass a quantizer.
+        RunError: Megatron refuses the flags, they would bypass a quantizer, or a quantizer does not
+            accept the sizes of a layer.
         NoEffectError: an option, a pattern or a schedule changes nothing.
     """
     _check_engine(config, machine)
+    _check_fsdp(config, machine)
     facts = _facts(project, tree, series, config, machine)
     resolved = resolved_config(config, types)
     _refuse(resolved.contradictions(), "schedules that begin with the types in the source")
@@ -67,7 +69,35 @@ def check_run(
         layers = {site: facts["layers"].get(row.layer, ()) for site, row in formats.SITES.items()}
         _check_patterns(config, facts["layers"])
         check_effects(config, types, layers)
+        if needs_sizes(resolved):
+            products = coverage.of_config(project, tree, series, config).products
+            check_sizes(config, resolved, products, facts["sides"])
     return facts["notes"]
+
+
+def validated_variables(flags: Sequence[str]) -> dict[str, str]:
+    """Return the variables of a run with these flags that Megatron's validation reads.
+
+    One connection keeps kernels in the order in which tensor and context parallelism start them.
+    FSDP, which overlaps them, refuses that: it gets CUDA's default.
+    """
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": "8" if _fsdp(flags) else "1"}
+
+
+def _fsdp(flags: Sequence[str]) -> list[str]:
+    """Return the flags that shard the parameters over data-parallel ranks."""
+    return [name for name in _SHARDED if name in flags]
+
+
+def _check_fsdp(config: RunConfig, machine: Machine) -> None:
+    """Raise RunError for FSDP without a GPU, where it fails while it builds the model."""
+    given = _fsdp(config.experiment.extra_flags)
+    if given and not machine.has_cuda:
+        raise RunError(
+            f"{given[0]} trains only on GPUs, because Megatron's FSDP calls CUDA and NCCL",
+            expected="a machine with GPUs, or the run without the flag",
+            help="`--dry-run --device h100-80gb` checks its flags anyway",
+        )
 
 
 def _check_engine(config: RunConfig, machine: Machine) -> None:
@@ -108,7 +138,7 @@ def _facts(
         "processes": config.placement.cluster.processes,
         "distills": experiment.teacher is not None,
         "is_cpu": not machine.has_cuda,
-        "variables": VALIDATED,
+        "variables": validated_variables(experiment.extra_flags),
         # Without the run's own packages Transformer Engine would seem to be missing.
         "python_path": os.environ.get("PYTHONPATH", "") if uses_engine else "",
     }
@@ -146,8 +176,10 @@ def _check_patterns(config: RunConfig, kinds: Mapping[str, list[str]]) -> None:
         SimpleNamespace(name=name, kind=kind) for kind, names in kinds.items() for name in names
     ]
     recipe = config.quantization.recipe
-    rules = [rule.pattern for rule in recipe.rules if not rule.is_of_ends] if recipe else []
-    patterns = [*config.quantization.options.get("exclude", ()), *rules]
+    patterns = list(config.quantization.options.get("exclude", ()))
+    if recipe is not None:
+        named = [rule for rule in recipe.rules if rule.layers]
+        patterns += [row.layers for rule in named for row in rule.rows(recipe.scope)]
     expected = "patterns that match layers of the model; `mqo coverage` lists them"
     _refuse(excludes.unmatched(patterns, layers), expected)
 

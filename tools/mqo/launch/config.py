@@ -191,8 +191,15 @@ class RunConfig(_Section):
         quant, recipe = self.quantization, self.quantization.recipe
         options = quant.options | self.recording.options
         operands = {name: row.chosen for name, row in recipe.operands.items()} if recipe else {}
-        plugins = toml_rows(quant.plugins)
-        return quant_toml(types, options, quant.schedule, operands, self._rules(), plugins)
+        return quant_toml(
+            types,
+            options,
+            quant.schedule,
+            operands,
+            self._rules(),
+            self._recipes(),
+            toml_rows(quant.plugins),
+        )
 
     def layers_toml(self) -> str:
         """Return the parts of quant.toml that assign types to layers and operands."""
@@ -203,16 +210,25 @@ class RunConfig(_Section):
             name: {key: value for key, value in row.chosen.items() if key in kept}
             for name, row in (recipe.operands if recipe else {}).items()
         }
-        # A source refers to the type of another site.
-        needs_types = any("source" in row for row in rows.values())
-        types = recipe.types.model_dump() if recipe and needs_types else {}
+        recipes = self._recipes()
+        # A source and a rule's recipe refer to the types of sites.
+        needs_types = recipes or any("source" in row for row in rows.values())
+        types = recipe.types.by_site() if recipe and needs_types else {}
         # Without files: these parts do not need the functions.
         plugins = {p.name: {"declared": p.declared} for p in self.quantization.plugins}
-        return quant_toml(types, left_out, operands=rows, rules=self._rules(), plugins=plugins)
+        return quant_toml(types, left_out, (), rows, self._rules(), recipes, plugins)
 
-    def _rules(self) -> list[dict[str, str]]:
+    def _rules(self) -> list[dict[str, Any]]:
         recipe = self.quantization.recipe
-        return list(recipe.all_rules(num_layers(self.experiment))) if recipe else []
+        rules = recipe.all_rules(num_layers(self.experiment)) if recipe else ()
+        return [rule.as_table() for rule in rules]
+
+    def _recipes(self) -> dict[str, dict[str, Any]]:
+        """Return the recipes of rules; a share of blocks that rounds to none has no rule."""
+        recipe = self.quantization.recipe
+        tables = recipe.recipes if recipe else {}
+        named = {rule.get("recipe") for rule in self._rules()}
+        return {n: own.layer_recipe().as_table() for n, own in tables.items() if n in named}
 
     def with_layout(self, flags: Sequence[str]) -> RunConfig:
         """Return a copy with these flags of a layout."""
@@ -263,7 +279,7 @@ def resolve(
     types = mode.types(gemms) if mode else None
     if recipe is not None:
         _check_conflicts(recipe, mode, gemms, options)
-        types, gemms = (types or {}) | recipe.types.model_dump(), "all"
+        types, gemms = (types or {}) | recipe.types.by_site(), "all"
         options = recipe.options | options
     saves = bool(
         experiment.training.save_interval
@@ -371,6 +387,11 @@ def _check_conflicts(
             f"The mode cannot be combined with the recipe {recipe.name}: {cause}",
             expected="a mode that quantizes only attention, such as bf16 (the default) or FA_T",
         )
+    if recipe.types.of_attention and {mode.qk, mode.pv} != {NONE}:
+        raise MqoError(
+            f"The mode {mode.name} and the recipe {recipe.name} both quantize attention",
+            expected="the mode bf16 (the default)",
+        )
     if gemms != "fprop":
         raise MqoError(
             f"--gemms {gemms} cannot be combined with the recipe {recipe.name}",
@@ -382,8 +403,9 @@ def _check_conflicts(
             "of fprop",
             expected="--save-activations full, since there are no codes to save",
         )
+    rows = [row for table in recipe.tables for row in table.operands.values()]
     for name in ("rounding", "scale_rule"):
-        if name in options and any(name in row.chosen for row in recipe.operands.values()):
+        if name in options and any(name in row.chosen for row in rows):
             raise MqoError(
                 f"--{name.replace('_', '-')} cannot be combined with the recipe {recipe.name}, "
                 "which sets it for each operand",

@@ -6,7 +6,6 @@ converts the weights. The target appears by a rename when it is complete, or not
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 import shutil
 from collections.abc import Collection, Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of, is_full
-from mqo.extras import missing
+from mqo.extras import require
 from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.architecture import architecture_flags
 from mqo.launch.checkpoints import TRACKER, require_tracker, tracked
@@ -241,8 +240,7 @@ def staged(target: Path) -> Iterator[Path]:
 
 def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
     """Run the program; ConvertError with its message if the files caused it, else RunError."""
-    if importlib.util.find_spec("modelopt") is None:
-        raise missing("modelopt")  # which knows the names of the weights
+    require("modelopt")  # which knows the names of the weights
     told: set[Advance] = set()
 
     def watch(advance: Advance) -> None:

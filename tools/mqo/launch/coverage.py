@@ -20,7 +20,7 @@ from mqo.launch.flags import RunData, model_flags, tokenizer_flags, vocabulary_f
 from mqo.launch.machine import Machine
 from mqo.launch.products import Coverage, coverage_lines
 from mqo.launch.program_cache import ask_cached, source_of
-from mqo.matrix.tables import NONE, SITES
+from mqo.matrix.tables import LINEAR_SITES, NONE
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -102,12 +102,18 @@ def one_process_flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
 def check_share(config: RunConfig, coverage: Coverage) -> None:
     """Raise RunError if a recipe quantizes less than half of the FLOPs that it applies to.
 
-    Those are the FLOPs of the transformer blocks' linear layers at the sites that have a type.
+    Those are the FLOPs of the transformer blocks' linear layers at the sites of which it quantizes
+    both operands, or at all sites with a type if there are none.
     """
     quant = config.quantization
     if quant.recipe is None or quant.allow_mostly_unquantized:
         return
-    sites = [site for site, kind in quant.recipe.types.model_dump().items() if kind != NONE]
+    resolved = quant.recipe.resolved().items()
+    plain = {site for (site, _), spec in resolved if not (spec.is_quantized or spec.source)}
+    typed = [site for site in LINEAR_SITES["all"] if getattr(quant.recipe.types, site) != NONE]
+    if not typed:  # a recipe for attention
+        return
+    sites = [site for site in typed if site not in plain] or typed
     share = coverage.share_of(sites, without=OUTPUT_LAYER)
     if share < LEAST_SHARE:
         raise RunError(
@@ -141,11 +147,7 @@ def differing_layers(config: RunConfig, coverage: Coverage) -> list[str]:
     types = config.quantization.types
     if types is None or config.quantization.recipe is None:
         return []
-    layers = {
-        site: {product.layer for product in coverage.products if product.gemm == site}
-        for site in SITES
-    }
-    return differing_lines(config, types, layers)
+    return differing_lines(config, types, coverage.layers_by_site())
 
 
 def names(config: RunConfig) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def _faults(
         shown = flag if value is True else f"{flag} {_words(value)}"
         yield (
             f"{shown} changes nothing: no operand of this run reads it; this run has {has}",
-            _readers(name),
+            _readers(name, value),
         )
     for site in option_table.unread_schedules(resolved, steps):
         yield (
@@ -137,9 +137,10 @@ def _pattern_faults(
     if recipe is None or not recipe.own:
         return
     for rule in recipe.rules:
-        if rule.is_of_ends:
+        if not rule.layers:
             continue
-        others = tuple(other for other in resolved.rules if other.layers != rule.pattern)
+        rows = [*rule.rows(recipe.scope)]
+        others = tuple(other for other in resolved.rules if other not in rows)
         if not option_table.changes_layers(resolved, layers, rules=others):
             yield (
                 f"The rule for '{rule.layers}' in the recipe {recipe.name} changes nothing: an "
@@ -174,9 +175,9 @@ def _kinds(table: Iterable[Any]) -> str:
     return ", ".join(parts) or "no quantized operand"
 
 
-def _readers(name: str) -> str:
-    """Return the types and sites that read an option."""
-    kinds, sites, is_random = option_table.readers(name)
+def _readers(name: str, value: Any) -> str:
+    """Return the types and sites that read a value of an option."""
+    kinds, sites, is_random = option_table.readers(name, value)
     types = "any type" if len(kinds) == len(formats.FORMATS) else _listed(kinds)
     where = "any site" if len(sites) == len(formats.SITES) else _listed(sites)
     drawn = ", with stochastic rounding or random signs" if is_random else ""

@@ -21,6 +21,7 @@ from mqo.runs import RunFolder, checkpoints_of
 _LOCAL = [
     "--transformer-impl local --no-persist-layer-norm --no-masked-softmax-fusion --no-rope-fusion",
 ]
+HASHED = "torch_dist"  # the only format of checkpoints that upstream hashes
 # Turns off apex's kernel that adds weight gradients to those of earlier micro-batches.
 _NO_ACCUMULATION = "--no-gradient-accumulation-fusion"
 _UNFUSED = ("--no-bias-swiglu-fusion", "--no-bias-dropout-fusion")
@@ -181,7 +182,9 @@ def _output(config: RunConfig, folder: RunFolder) -> list[str]:
     save = ["--save", checkpoints] if training.save_interval or experiment.checkpoint else []
     save += ["--save-interval", str(training.save_interval or training.iterations)] if save else []
     # A terminated job saves before it exits; saved files are hashed, so that damage is detected.
-    save += ["--exit-signal-handler", "--verify-integrity"]
+    save.append("--exit-signal-handler")
+    if flag_table(experiment.extra_flags).get("--ckpt-format", HASHED) == HASHED:
+        save.append("--verify-integrity")
     load = ["--load", checkpoints] if experiment.checkpoint else []
     board = ["--tensorboard-dir", str(events), "--log-timers-to-tensorboard"]
     return [*every.split(), *log.split(), *board, *save, *load]

@@ -86,7 +86,10 @@ class ForwardPass:
     def all_types(self) -> set[str]:
         """Return the types of the sites, and of the operands and layers of a recipe."""
         rows = [*self.rows.get("operands", {}).values(), *self.rows.get("rules", ())]
-        return {*self.types.values(), *(str(row.get("quant_type")) for row in rows)}
+        recipes = self.rows.get("recipes", {}).values()
+        rows += [row for recipe in recipes for row in recipe.get("operands", {}).values()]
+        types = {kind for recipe in recipes for kind in recipe["types"].values()}
+        return {*self.types.values(), *types, *(str(row.get("quant_type")) for row in rows)}
 
 
 def forward_passes(
@@ -230,10 +233,17 @@ def recipe_rows(config: Path | None, types: Mapping[str, str]) -> dict[str, Any]
         later = re.findall(r"\w+", record.schedule.get(site, ""))
         if quant_type not in (tables.NONE, record.asked.get(site, tables.NONE), *later):
             return {}
-    operands = {
-        name: row for name, row in record.operands.items() if name.partition(".")[0] not in BACKWARD
+    recipes = {
+        name: {key: _forward_rows(rows) for key, rows in table.items()}
+        for name, table in record.recipes.items()
     }
-    return {name: rows for name, rows in (("operands", operands), ("rules", record.rules)) if rows}
+    rows = {"operands": _forward_rows(record.operands), "rules": record.rules, "recipes": recipes}
+    return {name: row for name, row in rows.items() if row}
+
+
+def _forward_rows(rows: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of sites, or of their operands, in a forward pass."""
+    return {name: row for name, row in rows.items() if name.partition(".")[0] not in BACKWARD}
 
 
 def quant_toml_of(config: Path | None) -> QuantToml:

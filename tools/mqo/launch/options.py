@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
@@ -77,12 +78,13 @@ def quant_toml(
     options: Mapping[str, Any],
     schedule: Iterable[str] = (),
     operands: Mapping[str, Mapping[str, Any]] | None = None,
-    rules: Iterable[Mapping[str, str]] = (),
+    rules: Iterable[Mapping[str, Any]] = (),
+    recipes: Mapping[str, Mapping[str, Any]] | None = None,
     plugins: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Return quant.toml: the types of a run's source, which the guard checks, and its options.
 
-    `operands`, `rules` and `plugins` are the rows of its tables with these names.
+    `operands`, `rules`, `recipes` and `plugins` are the rows of its tables with these names.
 
     Raises:
         MqoError: `schedule` names an unknown site, a site twice, or a kind without a quantized
@@ -91,6 +93,7 @@ def quant_toml(
     tables: dict[str, dict[str, Any]] = {"asked": dict(types), "quantizer": {}}
     tables["schedule"] = schedules(types, schedule)
     tables["plugins"] = dict(plugins or {})
+    tables["recipes"] = dict(recipes or {})
     tables["operands"] = {name: row for name, row in (operands or {}).items() if row}
     for name, option in OPTIONS.items():
         if name in options:
@@ -105,13 +108,13 @@ def quant_toml(
 
 
 def _key(name: str) -> str:
-    return json.dumps(name) if "." in name else name
+    return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
 
 
 def _value(value: Any) -> str:
     """Return a value as TOML; strings, numbers and lists of strings look the same in JSON."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{k} = {_value(v)}' for k, v in value.items())} }}"
+        return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)
 
 

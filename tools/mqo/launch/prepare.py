@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from mqo.data.pair_check import check_fit, check_prefix, is_there
 from mqo.data.prepare import prepare
 from mqo.display import Say
 from mqo.errors import DataError, MissingError, OverlayError
-from mqo.extras import missing as extra_missing
+from mqo.extras import require
 from mqo.launch import engine
 from mqo.launch.checkpoints import TRACKER, newest, require_tracker, saved
 from mqo.launch.config import Experiment, RunConfig
@@ -42,8 +41,7 @@ def check_config(
     (default: this one) is checked when it is chosen. If `missing` is given, errors about missing
     files are added to it instead of raised.
     """
-    if importlib.util.find_spec("torch") is None:
-        raise extra_missing("torch")
+    require("torch")
     experiment = config.experiment
     if not decides(experiment, machine or detect()):
         check_layout(config)

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 
 from mqo.errors import RunError
 from mqo.launch.libraries import LibraryQuantization
-from mqo.matrix.tables import LINEAR_SITES, NONE
+from mqo.matrix.tables import LINEAR_SITES, NONE, SITES
 
 BACKWARD = " backward"
 AT_NONE = "its site's type is 'none'"
@@ -99,6 +99,13 @@ class Coverage:
     def share(self) -> float:
         """Return the quantized share of all FLOPs."""
         return sum(self.shares.values())
+
+    def layers_by_site(self) -> dict[str, list[str]]:
+        """Return {site: the names of its layers, in execution order}."""
+        return {
+            site: list(dict.fromkeys(p.layer for p in self.products if p.gemm == site))
+            for site in SITES
+        }
 
     def with_library(self, library: LibraryQuantization) -> Coverage:
         """Return a copy with what another library quantizes at the sites of linear layers."""

@@ -25,7 +25,7 @@ from mqo.display import Display, Say
 from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
 from mqo.launch.checkpoint_lock import CheckpointLock, LockLostError, check_free, locked
-from mqo.launch.checks import VALIDATED, check_run
+from mqo.launch.checks import check_run, validated_variables
 from mqo.launch.config import Cluster, Experiment, RunConfig, num_layers
 from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
@@ -250,7 +250,7 @@ def build_command(
     env = {
         **(_ALONE if alone else {}),
         ENVIRONMENT_VARIABLE: str(folder.quant_config),
-        **VALIDATED,
+        **validated_variables(config.experiment.extra_flags),
         THREADS: threads(share),
         # Everything a run reads is on disk; an unreachable hub must not delay it.
         "HF_HUB_OFFLINE": "1",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 
 from mqo.display import Say
 from mqo.errors import CheckpointError
-from mqo.extras import missing
+from mqo.extras import require
 from mqo.launch import evaluation
 from mqo.launch.evaluation import heading, tokenizer_words
 from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes
@@ -67,8 +66,7 @@ def options(
         CheckpointError: the names are empty, the folder is missing, or no task reads the text.
         SetupError: the package is missing.
     """
-    if find_spec(HARNESS) is None:
-        raise missing(HARNESS)
+    require(HARNESS)
     tasks = list(dict.fromkeys(filter(None, map(str.strip, names.split(",")))))
     if not tasks:
         raise CheckpointError("--tasks is empty", expected=f"names such as {HELD_OUT}")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.effects import quant_config, unread_excludes, unread_options, unread_schedules
 from mqo.launch.options import OPTIONS, SWITCHES, split
-from mqo.launch.plugins import chosen_option, shown
+from mqo.launch.plugins import PluginChoice, check_known, chosen_option, shown, split_option
 from mqo.matrix import tables
 from mqo.quant.plugins import PLUGINS
 from mqo.recipes import recipe as recipes
+from mqo.recipes.quantizers import declare_file
 
 SCHEDULE = "schedule"
 
@@ -73,6 +75,58 @@ def variants(
     return [*result.values()] + [
         _of_recipe(text) for text in filter(None, map(str.strip, recipe_list.split(",")))
     ]
+
+
+def check_set_once(axes: Sequence[str], texts: Sequence[str]) -> None:
+    """Raise MqoError if an axis sets what --plugin-option sets."""
+    names = {axis_name(text) for text in axes}
+    for text in texts:
+        name, option, _ = split_option(text)
+        if f"{name}.{option}" in names:
+            raise MqoError(
+                f"--plugin-option {text} and --axis both set {name}.{option}",
+                expected="one of them",
+            )
+
+
+def with_plugins(ways: Sequence[Variant], plugins: PluginChoice) -> list[Variant]:
+    """Return the variants with the custom quantizers of a command.
+
+    Raises:
+        PluginError, UnknownNameError: an option is of a quantizer in no file.
+    """
+    options = _plugin_options(ways, plugins)
+    return [
+        replace(
+            way,
+            rest={
+                **way.rest,
+                "plugins": plugins.files,
+                "plugin_options": (*options[way.name], *way.rest.get("plugin_options", ())),
+            },
+        )
+        for way in ways
+    ]
+
+
+def _plugin_options(ways: Sequence[Variant], plugins: PluginChoice) -> dict[str, tuple[str, ...]]:
+    """Return {variant: options of the quantizers in its files}; those of a recipe are its own.
+
+    Raises:
+        PluginError, UnknownNameError: an option is of a quantizer in no file.
+    """
+    known: dict[str, set[str]] = {}
+    for way in ways:
+        recipe = way.rest.get("recipe")
+        files = [*plugins.files, *map(Path, recipe.plugins if recipe else ())]
+        known[way.name] = {name for file in files for name in declare_file(file)}
+    names = {text: split_option(text)[0] for text in plugins.options}
+    for name in names.values():
+        check_known(name, sorted(set[str]().union(*known.values())))
+    return {
+        variant: tuple(text for text, name in names.items() if name in own)
+        for variant, own in known.items()
+    }
 
 
 def _read_axes(mode: str, axes: Mapping[str, Sequence[Any]], gemms: tables.Gemms) -> set[str]:

@@ -23,7 +23,8 @@ SCALES = {
     "power-of-two": "a power of two, {where}",
     "fp32": "float32, {where}",
     "tensor": "float32, the tensor",
-    "two-level": "E4M3, {where}, and float32, the tensor",
+    "one-level": "{element}, {where}",
+    "two-level": "{element}, {where}, and float32, the tensor",
     "hif4": "E6M2, {where}, and powers of two, each 8 and each 4",
 }
 README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
@@ -87,26 +88,29 @@ def format_table() -> str:
     lines = ["| type | element | bits | values, besides 0 | scale | packed | source |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in formats.FORMATS.values():
-        grid, smallest, largest = _grid(row.element)
-        where = f"a block of {row.block}" + f" or {row.block} x {row.block}" * row.square
-        cells = [f"`{row.name}`", f"{row.element.name.upper()}: {grid}", str(row.element.bits)]
-        cells += [f"±2^{smallest} .. ±{largest:g}", SCALES[row.scale].format(where=where)]
+        element = row.element
+        cells = [f"`{row.name}`", f"{element.name.upper()}: {_grid(element)}", str(element.bits)]
+        cells += [f"±2^{element.min_exponent} .. ±{element.max_value:g}", _scale(row)]
         lines.append(f"| {' | '.join([*cells, f'{8 * row.packed_bytes:g}', row.source])} |")
     return "\n".join(lines) + "\n"
 
 
-def _grid(element: formats.Minifloat | formats.TaperedFormat) -> tuple[str, int, float]:
-    """Return an element's values in words, the exponent of the smallest value, and the largest."""
+def _scale(row: formats.Format) -> str:
+    """Return the scales of a format in words."""
+    where = f"a block of {row.block}" + f" or {row.block} x {row.block}" * row.square
+    element = row.block_scale.name.upper() if row.block_scale else ""
+    return SCALES[row.scale].format(where=where, element=element)
+
+
+def _grid(element: formats.Minifloat | formats.TaperedFormat) -> str:
+    """Return an element's values in words."""
     if isinstance(element, formats.TaperedFormat):
         ends = ", ".join(f"±{end}" for end, _ in element.widths)
         bits = ", ".join(str(bits) for _, bits in element.widths)
-        text = f"mantissa bits {bits} for exponents to {ends}; 0 beyond"
-        return text, element.min_exponent, 2.0**element.max_exponent
-    smallest = element.emin - element.mantissa_bits
-    text = f"exponents {element.emin}..{element.emax}, mantissa bits {element.mantissa_bits}"
+        return f"mantissa bits {bits} for exponents to {ends}; 0 beyond"
     if element.emin == element.emax:
-        text = f"multiples of 2^{smallest}"
-    return text, smallest, element.max_value
+        return f"multiples of 2^{element.min_exponent}"
+    return f"exponents {element.emin}..{element.emax}, mantissa bits {element.mantissa_bits}"
 
 
 def with_table(text: str, name: str, table: str) -> str:

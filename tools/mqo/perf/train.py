@@ -15,6 +15,7 @@ from mqo.errors import LayoutError, MqoError
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.flags import length
 from mqo.launch.machine import THREADS, Machine
+from mqo.launch.plugins import split_option
 from mqo.launch.prepare import check_config
 from mqo.launch.run import run
 from mqo.launch.variants import Variant
@@ -90,6 +91,7 @@ class PerfRun:
             if quantization.gemms != "fprop" and not quantization.recipe
             else []
         )
+        words += [*_plugin_words(self.config, self.variant)]
         words += ["--training-config", experiment.training.name]
         processes = self.config.placement.cluster.nproc_per_node
         # At full size the launcher's default is all GPUs.
@@ -97,6 +99,18 @@ class PerfRun:
         words += ["--nproc-per-node", str(processes)] if sets_processes else []
         before = f"{THREADS}={self.threads} " if self.threads else ""
         return before + shlex.join([*words, "--", *experiment.extra_flags])
+
+
+def _plugin_words(config: RunConfig, variant: Variant) -> Iterator[str]:
+    """Yield the flags of the quantizers that a run uses, without those of its recipe."""
+    quant = config.quantization
+    own = {*map(Path, quant.recipe.plugins)} if quant.recipe else set()
+    for file in dict.fromkeys(plugin.source for plugin in quant.plugins):
+        if file not in own:
+            yield from ("--plugin", str(file))
+    for text in variant.rest.get("plugin_options", ()):
+        if split_option(text)[0] in quant.all_types and text not in variant.words:
+            yield from ("--plugin-option", text)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from mqo.errors import MqoError
 from mqo.matrix.tables import check_choice
-from mqo.quant.recipe import (
-    INGREDIENTS,
-    OUTPUT_LAYER,
-    Recipe,
-    first_fault,
-    names,
-    path_of,
-    plugin_files,
-)
+from mqo.quant.recipe import OUTPUT_LAYER, Recipe
+from mqo.quant.recipe_files import first_fault, names, path_of, with_recipes
+from mqo.quant.recipe_operands import INGREDIENTS
 from mqo.recipes.quantizers import declare_file
 from mqo.untrusted import NoFileError, read_toml
 
@@ -28,13 +23,14 @@ def read(name: str) -> Recipe:
         check_choice("recipe", name, names())
     path = path_of(name)
     try:
-        keys = read_toml(path)
-        for file in plugin_files(path, keys):
-            declare_file(file)
+        keys = with_recipes(path, read_toml(path), read_toml)
+        for file in keys["plugins"]:
+            declare_file(Path(file))
         return Recipe.from_table(name, keys)
     except NoFileError as error:
+        names_it = f"; {path} names it" if path.is_file() else ""
         raise MqoError(
-            error.found, expected=f"a recipe in TOML, or one of {', '.join(names())}"
+            f"{error.found}{names_it}", expected=f"a recipe in TOML, or one of {', '.join(names())}"
         ) from None
     except (ValueError, TypeError, RecursionError) as error:
         raise MqoError(

@@ -60,16 +60,21 @@ def stats_lines(stats: TensorStats) -> list[str]:
         amax = float(table["amax"])
         text.append(f"{table['name']}: blocks along axis {table['axis']}, amax {amax:.6g}")
         head = ("type", "block", "scale", "SQNR dB", "underflow %", "saturation %")
-        text.append("{:<15} {:>7} {:<6} {:>8} {:>12} {:>12}".format(*head))
-        text += [_row(row) for row in table["rows"]] or ["no float32, bfloat16 or float16"]
+        width = max([6, *(len(_scale(row)) for row in table["rows"])])
+        text.append("{:<15} {:>7} {:<{}} {:>8} {:>12} {:>12}".format(*head[:3], width, *head[3:]))
+        text += [_row(row, width) for row in table["rows"]] or ["no float32, bfloat16 or float16"]
     return text
 
 
-def _row(row: dict[str, Any]) -> str:
+def _scale(row: dict[str, Any]) -> str:
+    """Return the rule of the scale, or what has it."""
+    return row["scale_rule"] or ("tensor" if row["tensor_scale"] else "-")
+
+
+def _row(row: dict[str, Any], width: int) -> str:
     block = str(row["block"] or "-")
     block += f"x{block}" * (row["tile"] == "square")
-    scale = row["scale_rule"] or ("tensor" if row["tensor_scale"] else "-")
     sqnr = row["sqnr_db"]
     shown = "-" if sqnr is None else f"{float(sqnr):.2f}"
     shares = f"{100 * row['underflow']:>12.4f} {100 * row['saturation']:>12.4f}"
-    return f"{row['quant_type']:<15} {block:>7} {scale:<6} {shown:>8} {shares}"
+    return f"{row['quant_type']:<15} {block:>7} {_scale(row):<{width}} {shown:>8} {shares}"

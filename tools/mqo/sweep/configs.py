@@ -4,24 +4,16 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
 from mqo.launch.effects import quant_config, unread_excludes
 from mqo.launch.naming import folder_part
-from mqo.launch.plugins import (
-    NO_PLUGINS,
-    PluginChoice,
-    check_known,
-    declare_files,
-    split_option,
-)
+from mqo.launch.plugins import NO_PLUGINS, PluginChoice, declare_files
 from mqo.launch.prepare import check_config
-from mqo.launch.variants import Variant, axis_name, variants
+from mqo.launch.variants import Variant, check_set_once, variants, with_plugins
 from mqo.matrix import tables
-from mqo.recipes.quantizers import declare_file
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ def jobs(
     have different datasets: see `data_key`.
     """
     declare_files(plugins.files)  # before their names are types
-    _check_set_once(axes, plugins.options)
+    check_set_once(axes, plugins.options)
     ways = variants(modes, recipes, axes, rest.get("gemms", "fprop"))
     each_seed: list[int | None] = [*dict.fromkeys(seeds)] or [None]
     product = itertools.product(
@@ -115,19 +107,9 @@ def _with_settings(
             expected="a mode that does; a recipe has a type for each GEMM",
         )
     excludes = _excludes(ways, rest.get("exclude", ()), gemms)
-    options = _plugin_options(ways, plugins)
     return [
-        replace(
-            way,
-            rest={
-                **rest,
-                "exclude": excludes[way.name],
-                **way.rest,
-                "plugins": plugins.files,
-                "plugin_options": (*options[way.name], *way.rest.get("plugin_options", ())),
-            },
-        )
-        for way in ways
+        replace(way, rest={**rest, "exclude": excludes[way.name], **way.rest})
+        for way in with_plugins(ways, plugins)
     ]
 
 
@@ -139,38 +121,6 @@ def _add(jobs: dict[str, Job], job: Job) -> None:
             f"Two different runs would be called {job.name}",
             expected="recipes or values that differ in letters, digits and _.+-",
         )
-
-
-def _check_set_once(axes: Sequence[str], plugin_options: Sequence[str]) -> None:
-    """Raise MqoError if an axis sets what --plugin-option sets."""
-    names = {axis_name(text) for text in axes}
-    for text in plugin_options:
-        name, option, _ = split_option(text)
-        if f"{name}.{option}" in names:
-            raise MqoError(
-                f"--plugin-option {text} and --axis both set {name}.{option}",
-                expected="one of them",
-            )
-
-
-def _plugin_options(ways: Sequence[Variant], plugins: PluginChoice) -> dict[str, tuple[str, ...]]:
-    """Return {variant: options of the quantizers in its files}; those of a recipe are its own.
-
-    Raises:
-        PluginError, UnknownNameError: an option is of a quantizer in no file.
-    """
-    known: dict[str, set[str]] = {}
-    for way in ways:
-        recipe = way.rest.get("recipe")
-        files = [*plugins.files, *map(Path, recipe.plugins if recipe else ())]
-        known[way.name] = {name for file in files for name in declare_file(file)}
-    names = {text: split_option(text)[0] for text in plugins.options}
-    for name in names.values():
-        check_known(name, sorted(set[str]().union(*known.values())))
-    return {
-        variant: tuple(text for text, name in names.items() if name in own)
-        for variant, own in known.items()
-    }
 
 
 def _excludes(

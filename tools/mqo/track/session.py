@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 from mqo.errors import FULL, MqoError, RunError, TrackerError, check_name, one_line
-from mqo.extras import missing
+from mqo.extras import require
 from mqo.process import temporary_folder
 from mqo.runs import MetricsTail, RunFolder, is_run
 from mqo.track import content, sent
@@ -28,8 +27,7 @@ Draw = Callable[[RunFolder, Path], list[Path]]
 def check(name: str) -> None:
     """Refuse an unknown tracker, or one whose package is missing."""
     check_name("tracker", name, TRACKERS)
-    if importlib.util.find_spec(name) is None:
-        raise missing(name)
+    require(name)
 
 
 def find(places: Iterable[Path]) -> list[RunFolder]:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from mqo.megatron.run.errors import PtqError
 from mqo.megatron.run.hf_kind import CONFIG, INDEX, check_folder, read_object
-from mqo.quant.config import QuantConfig
 from mqo.quant.formats import FORMATS, NONE, SITES
 from mqo.quant.packing import pack
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.spec import QuantSpec
 from torch import Tensor
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from mqo.quant.codes import code_values
 from mqo.quant.packing import PackedTensor
+from mqo.quant.scales import largest_scale
 from mqo.quant.spec import QuantSpec
 from torch import Tensor
 
@@ -71,7 +72,8 @@ def _mxfp8(packed: PackedTensor, _: Tensor | None) -> Tensors:
 def _nvfp4(packed: PackedTensor, amax: Tensor | None) -> Tensors:
     assert amax is not None  # the scale of the tensor needs it
     scales = packed.scales.block.view(torch.float8_e4m3fn)
-    encode = (2688.0 / amax.double()).float().clamp(max=_LARGEST)
+    top = largest_scale(packed.spec) * packed.spec.format.minifloat.max_value
+    encode = (top / amax.double()).float().clamp(max=_LARGEST)
     encode = torch.where(amax == 0, 1.0, encode).reshape(1)
     return {"weight_packed": packed.codes, "weight_scale": scales, "weight_global_scale": encode}
 
@@ -197,10 +199,12 @@ def _own_config(specs: Specs, left: list[str]) -> dict[str, Any]:
 def _described(spec: QuantSpec) -> dict[str, Any]:
     """Return the parameters of a format for readers; infinities and NaN as text."""
     values = [v if abs(v) < float("inf") else str(v) for v in code_values(spec.quant_type)]
+    element = spec.format.block_scale
     return {
         "bits": spec.format.code_bits,
         "values": values,
         "scale": spec.format.scale,
+        **({"block_scale": element.name} if element else {}),
         "block": spec.block,
         "rows": _rows(spec),
     }

@@ -22,11 +22,12 @@ from mqo.megatron.run.resumed_types import keep_types
 from mqo.megatron.run.setup import Usage, read_chunk_tokens, read_setup
 from mqo.megatron.traps import Setup, find_traps, notes, setup_traps
 from mqo.quant.collectives import all_ranks
-from mqo.quant.config import QuantConfig, current
+from mqo.quant.config import current
 from mqo.quant.excludes import unmatched
 from mqo.quant.formats import SITES
 from mqo.quant.labels import Layer
 from mqo.quant.progress import set_step
+from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER, Key, QuantRecord, merge
 

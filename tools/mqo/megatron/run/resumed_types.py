@@ -4,7 +4,8 @@ from argparse import Namespace
 
 from mqo.megatron.run.plugin_states import load_states
 from mqo.megatron.run.saved_args import checked_arguments
-from mqo.quant.config import QuantConfig
+from mqo.quant.operand_table import OperandRow
+from mqo.quant.quant_config import QuantConfig
 
 # An attribute of upstream's arguments, which checkpoints contain: {site: types by step}.
 TYPES = "mqo_types"
@@ -72,13 +73,18 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
 
 
 def _rows(options: QuantConfig) -> dict[str, str]:
-    """Return the options of operands and the rules of layers, as text."""
-    operands = {
-        name: ", ".join(f"{key} {value}" for key, value in row.chosen.items())
-        for name, row in options.operands.items()
-    }
-    rules = [f"{rule.layers} {rule.quant_type}" for rule in options.rules]
-    return operands | ({"rules": "; ".join(rules)} if rules else {})
+    """Return the options of operands, the rules of layers and their recipes, as text."""
+    rows = {name: _row_text(row) for name, row in options.operands.items()}
+    for name, recipe in options.recipes.items():
+        types = [f"{site} {kind}" for site, kind in recipe.types.items()]
+        operands = [f"{operand} ({_row_text(row)})" for operand, row in recipe.operands.items()]
+        rows[f"recipe {name}"] = ", ".join([*types, *operands])
+    rules = [rule.text for rule in options.rules]
+    return rows | ({"rules": "; ".join(rules)} if rules else {})
+
+
+def _row_text(row: OperandRow) -> str:
+    return ", ".join(f"{key} {value}" for key, value in row.chosen.items())
 
 
 def _versions(options: QuantConfig) -> dict[str, str]:
