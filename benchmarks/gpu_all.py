@@ -17,12 +17,16 @@ import torch
 from runner import ROOT, Benchmark, introduction, options, run_all
 
 TESTS = " ".join(f"tests/mqo/quant/test_{name}.py" for name in ("gpu", "gpu_hadamard", "products"))
-PYTEST = f"-m pytest -q -p no:cacheprovider -W ignore -m 'not heavy' {TESTS}"
+# Without those that start Triton's interpreter. Most of the time goes into compiling kernels.
+PYTEST = (
+    "-m pytest -q -n 8 -p no:cacheprovider -W ignore -m 'not heavy' -k 'not in_the_interpreter' "
+    f"{TESTS}"
+)
 SMALL = "--hidden 128 --layers 1 --sequence 128"
 VARIANTS = (
     "bf16 mxfp8 FA_linear_mxfp8 'FA_linear_mxfp8, all GEMMs' FA_linear_mxfp4 FA_linear_hifp8 "
     "'recipe mxfp8' 'recipe nvfp4' 'recipe hif4' 'recipe fp8-blockwise' 'recipe fp8-tensorwise' "
-    "'recipe mxfp4-backward'"
+    "'recipe mxfp4-backward' 'recipe nvfp4-four-over-six' 'recipe averis'"
 )
 ENGINE_RUN = (
     "script/train_config.py --model llama32-1b --dataset wikipedia --training-config tiny "
@@ -57,7 +61,7 @@ BENCHMARKS = (
         "A training step of modes and recipes",
         "benchmarks/step.py --dtype bf16 --hidden 2048 --layers 4 --sequence 4096 --rounds 1 "
         f"--only {VARIANTS}",
-        f"benchmarks/step.py --dtype bf16 {SMALL} --rounds 1 --only bf16 mxfp8",
+        f"benchmarks/step.py --dtype bf16 {SMALL} --rounds 1 --only bf16 mxfp8 'recipe averis'",
         "Decides what emulation costs on a GPU: the figures in README and docs/quantization.md.",
         limit_s=420,
     ),

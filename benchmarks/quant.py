@@ -33,7 +33,7 @@ from timing import Workload, best
 from torch import Tensor
 
 SIDE, OWN_SIDE = 4096, 1024
-EXAMPLES = Path(__file__).parents[1] / "docs/quantizers"
+EXAMPLES = Path(__file__).parents[1] / "tools/mqo/quant/recipes"
 TOKENS, INPUTS, OUTPUTS = 2048, 1024, 4096
 LINEAR_REPEATS = 5
 LINEAR_KINDS = ("none", "mxfp8", "mxfp4", "hifp8", "nvfp4", "hif4")
@@ -81,7 +81,7 @@ def print_matrix(dtype: torch.dtype, repeats: int) -> None:
 
 
 def print_own(repeats: int) -> None:
-    """Print the time of the quantizers in Python of docs/quantizers, compared with nvfp4."""
+    """Print the time of the quantizers in Python of recipes, compared with nvfp4."""
     x = torch.randn(OWN_SIDE, OWN_SIDE)
     names = [name for file in sorted(EXAMPLES.glob("*.py")) for name in load_quantizers(file)]
     workloads = {name: quantize(x, QuantSpec(name), -1, None) for name in ("nvfp4", *names)}
@@ -96,6 +96,9 @@ def ways(kind: str) -> Iterator[tuple[str, tuple[QuantSpec, int]]]:
         yield "columns", (spec, 0)
     if spec.format.square:
         yield "squares", (QuantSpec(kind, tile="square"), -1)
+    for rule in spec.format.scale_rules[1:] if spec.format.scale == "two-level" else ():
+        for name, axis in (("rows", -1), ("columns", 0)):
+            yield f"{rule}, {name}", (QuantSpec(kind, scale_rule=rule), axis)
     yield "stochastic", (drawn, -1)
     if spec.block:
         yield "stochastic, columns", (drawn, 0)

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
 
 from gemm_data import EVERY, FACTOR, WHICH
 from mqo.quant.backend import fake_quantize
-from mqo.quant.formats import FORMATS, SCALE_RULES
+from mqo.quant.formats import FORMATS, SCALE_RULES_OF
 from mqo.quant.spec import QuantSpec
 
 SHAPE = (1024, 4096)
@@ -54,12 +54,13 @@ def print_formats(data: Mapping[str, tuple[str, Tensor, slice | Tensor]]) -> Non
 
 
 def print_scale_rules(data: Mapping[str, Tensor]) -> None:
-    """Print a row per format and distribution, and a column per scale rule."""
-    print(f"| format | data | {' | '.join(f'`{rule}`' for rule in SCALE_RULES)} |")
-    print(f"|---|---|{'---|' * len(SCALE_RULES)}")
+    """Print a row per mx format and distribution, and a column per scale rule."""
+    rules = SCALE_RULES_OF["e8m0"]
+    print(f"| format | data | {' | '.join(f'`{rule}`' for rule in rules)} |")
+    print(f"|---|---|{'---|' * len(rules)}")
     for kind in ("mxfp4", "mxfp8"):
         for title, x in data.items():
-            specs = (QuantSpec(kind, scale_rule=rule) for rule in SCALE_RULES)
+            specs = (QuantSpec(kind, scale_rule=rule) for rule in rules)
             cells = (f"{sqnr(x, spec, slice(None)):.2f}" for spec in specs)
             print(f"| {kind} | {title} | {' | '.join(cells)} |")
 
@@ -79,12 +80,14 @@ def tensors() -> dict[str, tuple[str, Tensor, slice | Tensor]]:
 
 
 def specs() -> Iterator[tuple[str, QuantSpec]]:
-    """Yield every format, also with square tiles, and hifp8 also with a tensor scale."""
+    """Yield every format, also with square tiles, a tensor scale, or rules of two levels."""
     for kind, row in FORMATS.items():
         spec = QuantSpec(kind)
         yield f"`{kind}`", spec
         if row.square:
             yield f"`{kind}`, {row.block} x {row.block}", replace(spec, tile="square")
+        for rule in row.scale_rules[1:] if row.scale == "two-level" else ():
+            yield f"`{kind}`, {rule}", replace(spec, scale_rule=rule)
         if row.scale == "none":
             yield f"`{kind}`, tensor scale", replace(spec, tensor_scale=True)
 

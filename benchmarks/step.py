@@ -25,7 +25,7 @@ from mqo.launch.run import run
 from mqo.matrix.tables import Gemms
 from mqo.perf.ratio import median_step, quartiles
 from mqo.project import Project
-from mqo.quant.recipe import names
+from mqo.quant.recipe_files import names
 from mqo.recipes.recipe import read
 from mqo.runs import STEP_TIME, RunFolder
 
@@ -47,8 +47,7 @@ class Variant:
     plugin: str = ""
 
 
-EXAMPLES = "docs/quantizers/"
-QUEST = f"{EXAMPLES}quest.toml"
+EXAMPLES = "tools/mqo/quant/recipes/"
 _OWN = ("four_over_six", "ms_eden", "ue5m3", "averis")
 VARIANTS = {
     "upstream": Variant("bf16", ("quant_sites", "weight_epochs", "run_hooks")),
@@ -65,7 +64,6 @@ VARIANTS = {
         f"quantizer {name}": Variant(f"linear_{name}", gemms="all", plugin=f"{EXAMPLES}{name}.py")
         for name in _OWN
     },
-    "quantizer quest": Variant(BASE, recipe=QUEST),
 }
 
 
@@ -124,7 +122,6 @@ def configured(variant: Variant, given: argparse.Namespace, *, batch: int, steps
         gemms=variant.gemms,
         recipe=read(variant.recipe) if variant.recipe else None,
         plugins=[PROJECT.root / variant.plugin] if variant.plugin else (),
-        allow_mostly_unquantized=variant.recipe == QUEST,  # its gradients are not quantized
         without=variant.without,
         extra_flags=(*flags, *variant.flags),
     )

@@ -85,6 +85,7 @@ PRINTS = {
     "diff": [*MQO, "diff", "quant_sites"],
     "doctor": [*MQO, "doctor"],
     "recipe": [*MQO, "recipe", "show", "nvfp4"],
+    "formats": [*MQO, "formats"],
     "recipe, JSON": [*MQO, "recipe", "list", "--json"],
     "matrix": [*MQO, "matrix", "list"],
     "coverage": [*MQO, "coverage", "--model", "llama32-1b", "--mode", "mxfp8"],

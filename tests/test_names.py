@@ -19,7 +19,7 @@ KEPT = {
     ("tools/mqo/overlay/journal.py", "made"),
     ("tools/mqo/perf/verdicts.py", "what"),
     ("tools/mqo/program.py", "what"),
-    ("tools/mqo/quant/config.py", "asked"),
+    ("tools/mqo/quant/quant_config.py", "asked"),
     ("tools/mqo/report/collect.py", "what"),
     ("tools/mqo/run_records.py", "asked"),
 }

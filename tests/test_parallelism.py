@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from mqo.launch.config import Cluster, resolve
-from mqo.quant.recipe import names
+from mqo.quant.recipe_files import names
 from mqo.recipes.recipe import read
 from mqo.runs import TRAIN_LOSS
 
@@ -190,6 +190,10 @@ def test_a_scale_of_the_whole_tensor_trains_as_in_one_process(train, kind, sites
     assert max(deviations(*runs)) < 1e-2
 
 
+# Whose forward pass depends on the shard: averis draws in it, and quest takes the RMS of a shard.
+SHARDED_FORWARD = ("averis", "quest")
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize("recipe", names())
 def test_a_recipe_trains_over_tensor_ranks_as_in_one_process(train, recipe):
@@ -197,7 +201,7 @@ def test_a_recipe_trains_over_tensor_ranks_as_in_one_process(train, recipe):
     layout = Layout(2, f"{TENSOR.flags} {RECOMPUTED}")
     runs = train(layout, NONE, "wide", recipe), train(ONE, NONE, "wide", recipe)
     loss, _ = deviations(*runs, steps=1)
-    assert loss < 1e-4
+    assert loss < (1e-3 if recipe in SHARDED_FORWARD else 1e-4)
     loss, norm = deviations(*runs)
     assert loss < 1e-2
     assert norm < 5e-2

@@ -1,4 +1,4 @@
-"""The quantizers of docs/quantizers train together, resume and replay to the last bit."""
+"""The quantizers of tools/mqo/quant/recipes train together, resume and replay to the last bit."""
 
 import shutil
 from pathlib import Path
@@ -17,7 +17,7 @@ from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
 
-FOLDER = PROJECT.root / "docs/quantizers"
+FOLDER = PROJECT.root / "tools/mqo/quant/recipes"
 # Rows of [operands] apply to layers without a rule: those of QuEST.
 BLOCKS = ("averis", "ms_eden", "ue5m3", "four_over_six")
 RULES = "".join(

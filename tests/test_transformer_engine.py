@@ -22,7 +22,7 @@ if not (ENGINES / NEWEST).exists():
 PROGRAM = ROOT / "tests/mqo/megatron/transformer_engine/pretrain.py"
 ENGINE = ("--transformer-impl", "transformer_engine")
 SIZES = f"{SAVED_HALFWAY} {SHORT_STEPS} --eval-iters 1".split()
-OWN = PROJECT.root / "docs/quantizers/four_over_six.py"
+OWN = PROJECT.root / "tools/mqo/quant/recipes/four_over_six.py"
 CLOSE = 1e-5
 
 

@@ -176,7 +176,10 @@ REASONS = {
     "each file goes through copy_file": [f"{T}launch/rerun.py::_copy"],
     "packs for writing, links as links": [f"{T}track/content.py::pack x2"],
     "opens a run at a tracker, not a file": [f"{T}track/session.py::Session.__init__"],
-    "a file that the caller of the library names, in Python": [f"{Q}recipe.py::Recipe.load x2"],
+    "a file that the caller of the library names, in Python": [
+        f"{Q}own_formats.py::load_formats x2",
+        f"{Q}recipe.py::_keys x2",
+    ],
     "code of the user, which the command or the caller names to run": [
         f"{Q}plugin_file.py::_run",
         f"{T}launch/plugins.py::copy_files",

@@ -10,6 +10,7 @@ from mqo import cli
 from mqo.launch import coverage
 from mqo.launch.products import Coverage, Product
 from mqo.project import Project
+from typer.testing import CliRunner
 
 from .conftest import FILES, materialize, refused
 
@@ -66,6 +67,16 @@ def test_a_command_is_in_the_file_of_its_name():
 
 
 # -- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["", "convert", "data", "formats", "matrix", "plugin", "recipe"])
+def test_a_mistyped_command_has_one_suggestion(group):
+    click = typer.main.get_command(cli.app)
+    name = next(iter((click.commands[group] if group else click).commands))
+    result = CliRunner().invoke(cli.app, [*group.split(), name[:-1]])
+    assert result.exit_code == 2
+    assert result.output.count("Did you mean") == 1
+    assert result.output.count(f"'{name}'") == 1
 
 
 @pytest.mark.parametrize("command", ["apply", "restore", "status", "diff"])

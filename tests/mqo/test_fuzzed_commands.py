@@ -59,6 +59,8 @@ SOUND = f"""
     mqo eval: checkpoint --text empty.txt --tokenizer words --tokens 7
     mqo export: one made
     mqo export: hf made --format nvfp4 --layout mqo
+    mqo formats check: formats.toml
+    mqo formats list: --json
     mqo generate: one --prompt w2 --tokens 3 --temperature 0.5 --top-k 2
     mqo matrix generate: --types nvfp4 --out made
     mqo matrix list:
@@ -207,7 +209,7 @@ PROGRAMS_OF_A_TREE = [
     f"tools/{name}.py"
     for name in (
         *("check_run", "coverage", "evaluate", "generate", "convert", "pack", "tensor_stats"),
-        *("preprocess_data", "simulate", "check_quantizer"),
+        *("preprocess_data", "simulate", "check_quantizer", "format_errors"),
     )
 ]
 # The sites that the tree in miniature lacks.
@@ -255,6 +257,7 @@ def fill(place):
     (hf / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     words = conversions.write_tokenizer(place / "words", 50)
     (place / "recipe.toml").write_text(recipes.path_of("nvfp4").read_text(encoding="utf-8"))
+    (place / "formats.toml").write_text('[formats.a]\nelement = "e2m1"\nscale = "tensor"\n')
     lookalike.write(place / "hand", {lookalike.LAYERS: lookalike.layers()})
     files = ("--input", place / "text.jsonl", "--output-prefix", place / "index")
     preprocess.run(preprocess.parse_args([*map(str, (*files, "--tokenizer-model", words))]))

@@ -62,7 +62,7 @@ READING = {
 OTHERS = {
     *("adopt", "apply", "data prepare", "diff", "doctor", "matrix generate", "restore", "setup"),
     *("snapshot", "stats", "status", "vendor", "verify", "convert hf-to-megatron", "recipe list"),
-    *("plugin new", "simulate"),
+    *("plugin new", "simulate", "formats list", "formats check"),
 }
 # Commands that run it, in a process of its own, as the user wants.
 RUNNING = {"plugin check"}

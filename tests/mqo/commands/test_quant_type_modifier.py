@@ -163,8 +163,8 @@ def test_a_dry_run_prints_the_diff_and_writes_nothing(call, root):
         ("--check --qk-quant none", "combined"),
         ("--qk-quant", "expected one argument"),
         ("--qk none", "unrecognized arguments: --qk none"),
-        ("--qk-quant bf16", "'bf16'. Expected: one of fp8_block, fp8"),
-        ("--qk-quant ''", " ''. Expected: one of fp8_block, fp8"),
+        ("--qk-quant bf16", "'bf16'. Expected: one of fp4_ue5m3, fp8"),
+        ("--qk-quant ''", " ''. Expected: one of fp4_ue5m3, fp8"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2_and_one_paragraph(call, line, said):

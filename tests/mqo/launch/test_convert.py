@@ -70,7 +70,7 @@ def tree(tmp_path, monkeypatch):
     """A tree that holds nothing but the program; modelopt counts as installed."""
     (tmp_path / "tree/tools").mkdir(parents=True)
     (tmp_path / "tree/tools/convert.py").write_text(PROGRAM)
-    monkeypatch.setattr(convert.importlib.util, "find_spec", modelopt_is("there"))
+    monkeypatch.setattr(importlib.util, "find_spec", modelopt_is("there"))
     monkeypatch.setenv("MQO_QUANT_CONFIG", "a run's")
     return tmp_path / "tree"
 
@@ -283,7 +283,7 @@ def test_a_source_that_is_none_is_refused(tree, hf, checkpoint, tmp_path):
 
 
 def test_without_modelopt_the_command_to_install_it_is_told(tree, hf, tmp_path, monkeypatch):
-    monkeypatch.setattr(convert.importlib.util, "find_spec", modelopt_is(None))
+    monkeypatch.setattr(importlib.util, "find_spec", modelopt_is(None))
     with pytest.raises(SetupError, match=r"pip install .*modelopt"):
         convert.hf_to_megatron(tree, hf, tmp_path / "target")
     assert not (tmp_path / "target").exists()

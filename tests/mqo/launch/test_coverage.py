@@ -121,6 +121,42 @@ def test_a_product_of_one_unquantized_operand_is_not_counted(measured):
     assert reasons == {AT_NONE, "not quantized: x"}
 
 
+SOURCED = """types = { fprop = "mxfp8", dgrad = "mixed", wgrad = "mixed" }
+[operands]
+"dgrad.grad" = { quant_type = "none" }
+"dgrad.weight" = { quant_type = "none", source = "fprop" }
+"wgrad.grad" = { quant_type = "none" }
+"wgrad.x" = { quant_type = "none", source = "fprop" }
+"""
+ONE = 'types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { quant_type = "none" }\n'
+NO_MLP = '[[rules]]\nlayers = "*.mlp.*"\nquant_type = "none"\n'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        (SOURCED, None),  # gradients are unquantized on purpose
+        (SOURCED + NO_MLP, "at fprop;"),
+        (ONE, "quantizes 0.0%"),
+        ('types = { qk = "mxfp8" }\n', None),  # no linear layer is to be quantized
+    ],
+)
+def test_a_recipe_must_quantize_most_of_what_it_is_for(
+    vendored, checkout_with, tmp_path, text, share
+):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    config = toy("bf16", recipe=Recipe.load(path))
+    project = checkout_with(cache=tmp_path / "cache")
+    found = coverage.of_config(project, vendored, Series.of_project(project), config)
+    if share is None:
+        coverage.check_share(config, found)
+        return
+    with pytest.raises(RunError, match=share):
+        coverage.check_share(config, found)
+
+
 def test_every_linear_layer_has_its_three_products_with_their_shapes(measured):
     found = {(p.layer, p.gemm): (p.m, p.n, p.k) for p in measured["linear"].products}
     for layer, (n, k) in SHAPES.items():

@@ -39,6 +39,19 @@ def check(config, layers=None):
     check_effects(config, config.quantization.types, layers)
 
 
+def test_a_scale_rule_is_refused_if_no_type_has_it():
+    for mode, rule, kinds in (
+        ("linear_nvfp4", "rceil", "mxfp8, mxfp4, mxfp8_e5m2, mxfp6_e2m3, mxfp6_e3m2 or mxint8"),
+        ("linear_mxfp4", "four-over-six-mse", "nvfp4 or nvfp4_ue5m3"),
+        ("linear_fp4_ue5m3", "amax", "nvfp4 or nvfp4_ue5m3"),
+    ):
+        with pytest.raises(NoEffectError, match=f"--scale-rule {rule}") as error:
+            check(made(mode, scale_rule=rule))
+        assert error.value.expected.startswith(kinds)
+    check(made("linear_nvfp4", scale_rule="four-over-six-mse"))
+    check(made("linear_nvfp4", scale_rule="amax"))
+
+
 def test_every_option_that_acts_through_an_operand_is_enumerated():
     assert {n for n, o in OPTIONS.items() if o.table != "run"} == {*READ_BY}
 

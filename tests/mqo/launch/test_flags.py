@@ -172,6 +172,17 @@ def test_a_mask_is_made_of_documents_alone(own):
     assert ("--no-create-attention-mask-in-dataloader" in words) == (not own)
 
 
+@pytest.mark.parametrize(
+    ("own", "hashed"),
+    [((), True), (("--ckpt-format", "torch_dist"), True), (("--ckpt-format", "torch_dcp"), False)],
+)
+def test_only_the_format_that_upstream_hashes_is_hashed(own, hashed):
+    config = resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=own)
+    assert (
+        "--verify-integrity" in megatron_flags(config, imagined("h100-80gb", 1), *NOWHERE)
+    ) == hashed
+
+
 def test_checkpoints_stay_as_the_configuration_says_unless_the_user_does():
     def kept(training, **rest):
         made = resolve("llama32-1b", "wikipedia", "bf16", training, **rest)

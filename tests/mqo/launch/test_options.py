@@ -81,7 +81,7 @@ def test_training_reads_what_is_written(tmp_path):
         text=True,
         check=True,
     )
-    none = {"schedule": {}, "operands": {}, "rules": [], "plugins": {}}
+    none = {"schedule": {}, "operands": {}, "rules": [], "recipes": {}, "plugins": {}}
     assert ast.literal_eval(done.stdout) == {**chosen, "asked": TYPES, **none}
 
 

@@ -241,8 +241,9 @@ def test_a_recipe_may_name_a_quantizer_of_the_command(mine, tmp_path):
     declare_files([mine])
     config = cell("bf16", mine, recipe=recipes.read(str(path)), options=["mine.gain=3"])
     assert "gain=3.0" in config.quantization.name
+    text = config.quant_toml(config.quantization.types)
     PLUGINS.clear()
-    options = parse(config.quant_toml(config.quantization.types))
+    options = parse(text)
     for layer, operand in (("decoder.layers.0.a", "weight"), ("decoder.layers.1.a", "x")):
         spec = options.operand_spec("fprop", operand, layer, "mxfp8").spec
         assert (spec.quant_type, dict(spec.options)["gain"]) == ("mine", 3.0)

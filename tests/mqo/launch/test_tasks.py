@@ -1,9 +1,11 @@
 """`mqo eval --tasks` around its program: one of our own stands in for it."""
 
+import importlib.util
 import json
 
 import pytest
 from mqo.errors import CheckpointError, SetupError
+from mqo.extras import require
 from mqo.launch import evaluation, tasks
 from mqo.launch.forward_pass import SavedModel
 from mqo.launch.tasks import HELD_OUT, Score
@@ -28,7 +30,7 @@ Path(target).write_text(json.dumps(facts))
 @pytest.fixture(autouse=True)
 def present(monkeypatch):
     """The package, also where it is not installed."""
-    monkeypatch.setattr(tasks, "find_spec", lambda name: object())
+    monkeypatch.setattr(tasks, "require", lambda name: None)
 
 
 @pytest.fixture
@@ -67,7 +69,8 @@ def score(value=0.5, mode="bf16", **rest):
 
 
 def test_the_package_is_missed_before_anything_starts(monkeypatch):
-    monkeypatch.setattr(tasks, "find_spec", lambda name: None)
+    monkeypatch.setattr(tasks, "require", require)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match=r"lm-eval .*'tasks'.*pip install"):
         tasks.options(HELD_OUT)
 

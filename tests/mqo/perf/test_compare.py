@@ -163,6 +163,31 @@ def test_a_result_is_compared_as_its_runs_were(timed_run, mqo, tmp_path):
     assert mqo(*words, "--allow-versions")[0] == 0
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(
+            ["--compare", "a", "b", *other]
+            for other in (
+                ("--model", "llama32-1b"),
+                ("--mode", "mxfp4"),
+                ("--recipes", "nvfp4"),
+                ("--baseline", "bf16"),
+                ("--plugin", "mine.py"),
+                ("--no-scaling",),
+                ("-o", "made"),
+            )
+        ),
+        ["--model", "llama32-1b", "--mode", "mxfp4", "--repeats", "2"],
+        ["--model", "llama32-1b", "--mode", "mxfp4", "--allow-versions"],
+    ],
+)
+def test_an_option_of_the_other_use_is_refused(mqo, words):
+    code, _, err = mqo(*words)
+    assert code == 2
+    assert "would have no effect" in " ".join(err.split())
+
+
 def test_replays_take_turns(timed_run, mqo, tmp_path, monkeypatch):
     timed_run("one"), timed_run("other", "mxfp4")
     began = []

@@ -8,7 +8,8 @@ import pytest
 from mqo.errors import MqoError
 from mqo.launch import arguments
 from mqo.launch.machine import Machine
-from mqo.launch.variants import variants
+from mqo.launch.plugins import PluginChoice
+from mqo.launch.variants import variants, with_plugins
 from mqo.perf import measure
 from mqo.perf import train as program
 from mqo.perf.comparability import PROFILER
@@ -114,6 +115,32 @@ def test_the_command_of_a_run_is_that_of_its_cell(rest):
         own, extra = arguments.split_flags(words[2:])
         cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
         assert cell == planned.config.with_experiment(training=cell.experiment.training)
+
+
+@pytest.mark.parametrize(
+    ("ways", "options", "words"),
+    [
+        (("linear_mine",), ("mine.bits=3",), ["--plugin", "--plugin-option"]),
+        (("linear_mine", "", ("mine.bits=2,3",)), (), ["--plugin-option", "--plugin"]),
+        (("", "quest"), ("quest.bits=3",), ["--plugin-option"]),
+    ],
+)
+def test_only_a_run_that_uses_a_quantizer_names_it(tmp_path, ways, options, words):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from mqo.quant import quantizer\n"
+        '@quantizer("mine", options={"bits": 4})\ndef mine(x, context):\n    return x\n'
+    )
+    choice = PluginChoice.from_options([file], options)
+    base, *others = with_plugins([*variants("bf16"), *variants(*ways)], choice)
+    for way in others:
+        made = plan(PerfOptions("llama32-1b", way, base, "wikipedia", "smoke"), CPU)
+        assert "--plugin" not in made.baseline.command()
+        given = shlex.split(made.mode.command().partition("train_config.py")[2])
+        own, extra = arguments.split_flags(given)
+        assert [word for word in own if word.startswith("--plugin")] == words
+        cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
+        assert cell.quantization == made.mode.config.quantization
 
 
 def test_at_real_size_a_command_names_its_processes():

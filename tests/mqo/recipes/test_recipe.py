@@ -8,7 +8,9 @@ from mqo.launch.config import resolve
 from mqo.launch.options import quant_toml
 from mqo.quant.config import parse
 from mqo.quant.plugins import PLUGINS
-from mqo.quant.recipe import INGREDIENTS, KEPT, Recipe, Rule
+from mqo.quant.recipe import Recipe
+from mqo.quant.recipe_operands import INGREDIENTS, KEPT
+from mqo.quant.recipe_rules import Rule
 from mqo.recipes import recipe as recipes
 from mqo.recipes.show import resolved
 
@@ -17,16 +19,44 @@ E4M3, E5M2 = ("fp8_tensor_e4m3", "tensor"), ("fp8_tensor_e5m2", "tensor")
 MX8, HIF4, ROW, SQUARE = ("mxfp8", "1x32"), ("hif4", "1x64"), ("nvfp4", "1x16"), ("nvfp4", "16x16")
 B128, W128 = ("fp8_block", "1x128"), ("fp8_block", "128x128")
 DRAWN, BACKWARD = "stochastic", ("mxfp4", "1x32", "stochastic", "64 random")
+NEAREST = "nearest-even"
+MX4, TILE32, U4 = ("mxfp4", "1x32"), ("mxfp4", "32x32"), ("ufp4", "1x16")
+NVFP4 = [
+    *(ROW, SQUARE, (*ROW, DRAWN), SQUARE),
+    *((*ROW, DRAWN, "16 fixed"), (*ROW, NEAREST, "16 fixed")),
+]
+U4_NEAREST, U4_DRAWN = ((*U4, rounding, "16 fixed") for rounding in (NEAREST, DRAWN))
+UE, UE_SQUARE = ("ue5m3", "1x16", NEAREST), ("ue5m3", "16x16", NEAREST)
+UE_DRAWN = ("ue5m3_stochastic", "1x16", DRAWN)
 PUBLISHED = {
     "mxfp8": [MX8] * 6,
     "fp8-tensorwise": [E4M3, E4M3, E5M2, E4M3, E5M2, E4M3],
     "fp8-blockwise": [B128, W128, B128, W128, B128, B128],
-    "nvfp4": [
-        *(ROW, SQUARE, (*ROW, DRAWN), SQUARE),
-        *((*ROW, DRAWN, "16 fixed"), (*ROW, "nearest-even", "16 fixed")),
-    ],
+    "nvfp4": NVFP4,
     "mxfp4-backward": [("none",), ("none",), *[BACKWARD] * 4],
     "hif4": [(*HIF4, "nearest-away")] * 6,
+    "quest": [("quest", "own", "nearest-even", "128 none")] * 2 + [("none",)] * 4,
+    "averis": [("averis", "own", DRAWN)] * 6,
+    "ms-eden": [ROW, ROW, *[("ms_eden", "1x128", DRAWN, "128 random")] * 4],
+    "mxfp4-hadamard": [(*MX4, NEAREST, "16 none")] * 6,
+    "mxfp4-h32": [MX4, TILE32, (*MX4, DRAWN), TILE32, *[(*MX4, NEAREST, "32 fixed")] * 2],
+    "mxfp4-qkv-mxfp8": [TILE32, TILE32, (*TILE32, DRAWN), TILE32, (*TILE32, DRAWN), TILE32],
+    "nvfp4-nemotron3": NVFP4,
+    "nvfp4-four-over-six": NVFP4,
+    "nvfp4-ue5m3": [(kind.replace("nvfp4", "nvfp4_ue5m3"), *rest) for kind, *rest in NVFP4],
+    "ue5m3": [UE, UE_SQUARE, UE_DRAWN, UE_SQUARE, UE_DRAWN, UE],
+    "mxfp8-dequantized": [MX8, MX8, *[("none",)] * 4],
+    "nvfp4-dequantized": [ROW, SQUARE, *[("none",)] * 4],
+    "ufp4": [U4_NEAREST, U4_NEAREST, U4_DRAWN, U4_NEAREST, U4_DRAWN, U4_NEAREST],
+}
+# The scale rule and the gain of MX formats; both are equal for all operands of a recipe.
+SCALES = {
+    "mxfp8": ("rceil", 1.0),
+    "mxfp8-dequantized": ("rceil", 1.0),
+    "mxfp4-backward": ("rceil", 0.75),
+    "mxfp4-hadamard": ("even", 1.0),
+    "mxfp4-h32": ("rceil", 0.75),
+    "mxfp4-qkv-mxfp8": ("rceil", 1.0),
 }
 
 
@@ -55,11 +85,40 @@ def test_every_recipe_is_as_published():
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+def test_scale_rules_and_gains_are_as_published(name):
+    rows = [row for row in resolved(recipes.read(name)) if row["type"].startswith("mx")]
+    assert {(row["scale_rule"], row["gain"]) for row in rows} == {*[SCALES.get(name)] * len(rows)}
+
+
+@pytest.mark.parametrize("name", ["mxfp8-dequantized", "nvfp4-dequantized"])
+def test_backward_of_dequantized_values_reads_those_of_the_forward_pass(name):
+    sources = {f"{r['site']}.{r['operand']}": r.get("source") for r in resolved(recipes.read(name))}
+    assert {place for place, source in sources.items() if source} == {"dgrad.weight", "wgrad.x"}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_recipe_has_a_family_and_one_line_on_the_loss(name):
+    recipe = recipes.read(name)
+    assert recipe.family in ("MXFP8", "FP8", "MXFP4", "NVFP4", "other 4-bit")
+    assert "\n" not in recipe.published
+    assert recipe.published.endswith((")", "."))
+
+
+@pytest.mark.parametrize("key", ["family", "published"])
+def test_only_a_recipe_of_the_user_may_leave_a_text_out(key):
+    keys = recipes.read("mxfp8").model_dump(include={"types", "family", "published"})
+    del keys[key]
+    with pytest.raises(ValueError, match=f"{key} is missing"):
+        Recipe.from_table("mxfp8", keys)
+    assert Recipe.from_table("mine.toml", keys).own
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_a_run_holds_the_table_and_its_literals(name):
     recipe = recipes.read(name)
     config = run(recipe)
     types = config.quantization.types
-    assert {site: types[site] for site in ("fprop", "dgrad", "wgrad")} == recipe.types.model_dump()
+    assert types == recipe.types.model_dump()
     assert (types["qk"], types["pv"]) == ("none", "none")
     options = parse(config.quant_toml(types))
     assert options.asked == types
@@ -72,13 +131,35 @@ def test_a_run_holds_the_table_and_its_literals(name):
 
 # -- switches --------------------------------------------------------------------------------------
 
+EVERY = {"fprop.x", "fprop.weight", "dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"}
 CHANGED = {
     ("nvfp4", "hadamard"): {"wgrad.grad", "wgrad.x"},
     ("nvfp4", "stochastic"): {"dgrad.grad", "wgrad.grad"},
     ("nvfp4", "2d"): {"fprop.weight", "dgrad.weight"},
     ("fp8-blockwise", "2d"): {"fprop.weight", "dgrad.weight"},
     ("mxfp4-backward", "hadamard"): {"dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"},
+    ("quest", "hadamard"): {"fprop.x", "fprop.weight"},
+    ("ms-eden", "hadamard"): {"dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"},
     ("mxfp4-backward", "stochastic"): {"dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"},
+    ("mxfp4-hadamard", "hadamard"): EVERY,
+    ("mxfp4-h32", "hadamard"): {"wgrad.grad", "wgrad.x"},
+    ("mxfp4-h32", "stochastic"): {"dgrad.grad"},
+    ("mxfp4-h32", "2d"): {"fprop.weight", "dgrad.weight"},
+    ("mxfp4-qkv-mxfp8", "stochastic"): {"dgrad.grad", "wgrad.grad"},
+    ("mxfp4-qkv-mxfp8", "2d"): EVERY,
+    ("nvfp4-nemotron3", "hadamard"): {"wgrad.grad", "wgrad.x"},
+    ("nvfp4-nemotron3", "stochastic"): {"dgrad.grad", "wgrad.grad"},
+    ("nvfp4-nemotron3", "2d"): {"fprop.weight", "dgrad.weight"},
+    ("nvfp4-four-over-six", "hadamard"): {"wgrad.grad", "wgrad.x"},
+    ("nvfp4-four-over-six", "stochastic"): {"dgrad.grad", "wgrad.grad"},
+    ("nvfp4-four-over-six", "2d"): {"fprop.weight", "dgrad.weight"},
+    ("nvfp4-ue5m3", "hadamard"): {"wgrad.grad", "wgrad.x"},
+    ("nvfp4-ue5m3", "stochastic"): {"dgrad.grad", "wgrad.grad"},
+    ("nvfp4-ue5m3", "2d"): {"fprop.weight", "dgrad.weight"},
+    ("ue5m3", "2d"): {"fprop.weight", "dgrad.weight"},
+    ("nvfp4-dequantized", "2d"): {"fprop.weight"},
+    ("ufp4", "hadamard"): EVERY,
+    ("ufp4", "stochastic"): {"dgrad.grad", "wgrad.grad"},
 }
 
 
@@ -98,7 +179,13 @@ def test_a_switch_changes_the_operands_that_it_names(name, ingredient):
 
 def test_all_switches_are_those_that_the_recipes_name():
     found = {(name, i) for name in recipes.names() for i in recipes.read(name).ingredients}
-    assert found == {*CHANGED, ("nvfp4", KEPT)}
+    assert found == {
+        *CHANGED,
+        ("nvfp4", KEPT),
+        ("nvfp4-nemotron3", KEPT),
+        ("nvfp4-four-over-six", KEPT),
+        ("nvfp4-ue5m3", KEPT),
+    }
     assert {ingredient for _, ingredient in found} == set(INGREDIENTS)
 
 
@@ -107,12 +194,32 @@ def test_without_stochastic_rounding_there_is_no_gain():
     assert {row.get("gain", 1.0) for row in rows} == {1.0}
 
 
+@pytest.mark.parametrize("ingredient", ["stochastic", "hadamard", "2d"])
+def test_a_gain_that_operands_rounded_to_nearest_have_is_part_of_the_scale(ingredient):
+    rows = resolved(recipes.read("mxfp4-h32").without(ingredient))
+    assert {row["gain"] for row in rows} == {0.75}
+
+
+def test_only_a_gain_of_operands_rounded_stochastically_goes_with_the_rounding(tmp_path):
+    path = tmp_path / "mine.toml"
+    drawn = 'rounding = "stochastic", gain ='
+    path.write_text(
+        'types = { fprop = "mxfp4", dgrad = "mxfp4" }\n[operands]\n"fprop.x" = { gain = 0.75 }\n'
+        f'"dgrad.grad" = {{ {drawn} 0.75 }}\n"dgrad.weight" = {{ {drawn} 0.5 }}\n'
+    )
+    recipe = recipes.read(str(path)).without("stochastic")
+    gains = {f"{row['site']}.{row['operand']}": row.get("gain") for row in resolved(recipe)}
+    assert gains["fprop.x"] == gains["dgrad.grad"] == 0.75
+    assert gains["dgrad.weight"] == 1.0
+    assert recipe.ingredients == ()
+
+
 def test_kept_blocks_and_the_output_layer_are_rules():
     recipe = recipes.read("nvfp4")
     kept = [f"linear:decoder.layers.{block}.*" for block in (0, 14, 15)]
     rows = list(recipe.all_rules(16))
-    assert [row["layers"] for row in rows] == [*kept, "linear:output_layer"]
-    assert {row["quant_type"] for row in rows} == {"none"}
+    assert [row.layers for row in rows] == [*kept, "linear:output_layer"]
+    assert {row.quant_type for row in rows} == {"none"}
     changed = recipes.changed(recipe, [KEPT], ["output_layer"])
     assert list(changed.all_rules(16)) == []
     assert changed.label == "nvfp4 recipe without kept-blocks with output_layer"
@@ -125,6 +232,14 @@ def test_kept_blocks_and_the_output_layer_are_rules():
 def test_kept_shares_are_rounded(count, blocks):
     (rule,) = recipes.read("nvfp4").rules
     assert rule.blocks(count) == blocks
+
+
+def test_nemotron_3_keeps_its_share_of_layers_and_the_projections_of_attention():
+    """14 of 88 layers of Super, and 16 of 108 of Ultra within a layer."""
+    last, parts = recipes.read("nvfp4-nemotron3").rules
+    assert last.blocks(88) == [*range(74, 88)]
+    assert len(last.blocks(108)) in (16, 17)
+    assert (parts.parts, parts.quant_type, parts.is_of_ends) == (("qkv", "proj"), "none", False)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +295,7 @@ MX = 'types = { fprop = "mxfp8" }\n'
         ("types = {}", "all types are 'none'"),
         ("", "types: Field required"),
         ('types = { fprop = "fp5" }', "unknown quant type 'fp5'"),
-        ('types = { qk = "mxfp8" }', "types.qk"),
+        ('types = { head = "mxfp8" }', "types.head"),
         (f"{MX}[[rules]]\nfirst = 1.5\nquant_type = 'none'", "rules.0.first: 1.5 "),
         (f"{MX}[[rules]]\nfirst = -1\nquant_type = 'none'", "rules.0.first: -1 "),
         (f"{MX}[[rules]]\nquant_type = 'none'", "rules.0: a rule needs either layers"),
@@ -199,7 +314,15 @@ MX = 'types = { fprop = "mxfp8" }\n'
         ),
         (
             'types = { fprop = "nvfp4" }\n[operands]\n"fprop.x" = { scale_rule = "rceil" }',
-            "fprop.x: nvfp4 has only one scale rule",
+            "fprop.x: nvfp4 has the scale rules amax, four-over-six-mse, four-over-six-mae",
+        ),
+        (
+            'types = { fprop = "mxfp4" }\n[operands]\n"fprop.x" = { scale_rule = "amax" }',
+            "fprop.x: mxfp4 has the scale rules floor, rceil, ceil, even",
+        ),
+        (
+            'types = { fprop = "fp8_block" }\n[operands]\n"fprop.x" = { scale_rule = "amax" }',
+            "fprop.x: fp8_block has only one scale rule",
         ),
         (
             'types = { fprop = "mxfp8" }\n[operands]\n"dgrad.grad" = { gain = 0.5 }',

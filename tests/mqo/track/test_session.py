@@ -1,5 +1,6 @@
 """What is refused before and around a tracker, and what is noted of it; no tracker is started."""
 
+import importlib.util
 import json
 
 import pytest
@@ -13,7 +14,7 @@ from .conftest import draw, make_run
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_tracker_whose_package_is_missing_is_refused(name, monkeypatch):
-    monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match=rf"{name}.*pip install.*\[trackers\]"):
         session.check(name)
 

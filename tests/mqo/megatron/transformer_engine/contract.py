@@ -420,7 +420,7 @@ def test_our_four_over_six_is_the_engines_reference(reference, tile):
     arguments = inspect.signature(reference.NVFP4QuantizerRef).parameters
     if "nvfp4_use_4over6" not in arguments:
         pytest.skip(f"Transformer Engine {VERSION} has no reference of four over six")
-    runpy.run_path(str(ROOT / "docs/quantizers/four_over_six.py"))
+    runpy.run_path(str(ROOT / "tools/mqo/quant/recipes/four_over_six.py"))
     x = torch.randn(256, 512, generator=torch.Generator().manual_seed(8))
     x *= torch.logspace(-2, 2, 256)[:, None]
     formats = importlib.import_module(f"{FOLDER}.{REFERENCES[reference.__name__.split('.')[-1]]}")

@@ -208,7 +208,9 @@ def test_a_refused_site_stops_the_whole_modification(tmp_path):
 
 
 def test_an_unknown_type_names_the_valid_ones(root):
-    with pytest.raises(UnknownNameError, match=r"'bf16'.*one of fp8_block, .*mxfp4, .*none"):
+    with pytest.raises(
+        UnknownNameError, match=r"'bf16'.*one of fp4_ue5m3, fp8_block, .*mxfp4, .*none"
+    ):
         modifier.modify(root, {"qk": "bf16"})
 
 
