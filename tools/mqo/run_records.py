@@ -52,9 +52,10 @@ class Stat(BaseModel):
 
 
 class Layers(BaseModel):
-    """The table of layers that stay unquantized."""
+    """The patterns of the layers that stay unquantized, and of the only ones that do not."""
 
     exclude: list[str] = []
+    include: list[str] = []
 
 
 class QuantToml(BaseModel):

@@ -56,6 +56,7 @@ CELLS = {
     "FA": toy("FA_mxfp8"),
     "linear": toy("linear_mxfp8", gemms="all"),
     "excluded": toy("mxfp4", exclude=("output_layer", "qk:decoder.layers.0.*")),
+    "included": toy("mxfp4", include=("output_layer", "attention:decoder.layers.0.*")),
     "half": toy("bf16", recipe=HALF),
     "bare": toy("bf16", without=("quant_sites",)),
     "experts": resolve("deepseek2_lite", "wikipedia", "mxfp8", "smoke", gemms="all"),
@@ -112,6 +113,12 @@ def test_excluded_layers_are_not_counted_as_quantized(measured):
         ("pv", "mxfp4"): SCORES,
     }
     assert measured["excluded"].flops == TOTAL
+
+
+def test_only_included_layers_are_counted_as_quantized(measured):
+    head = 2 * TOKENS * 256 * 64
+    halves = {(site, "mxfp4"): SCORES // 2 for site in ("qk", "pv")}
+    assert quantized(measured["included"]) == {("fprop", "mxfp4"): head, **halves}
 
 
 def test_a_product_of_one_unquantized_operand_is_not_counted(measured):

@@ -28,6 +28,7 @@ READ_BY = {
     "every": ((0, 50), ANY, tables.SITES),
     "dump": (((1,),), ANY, tables.SITES),
     "exclude": ((("linear:*.0.*",),), ANY, ("fprop", "dgrad", "wgrad")),
+    "include": ((("linear:*.0.*",),), ANY, ("fprop", "dgrad", "wgrad")),
 }
 
 
@@ -134,6 +135,27 @@ def test_a_pattern_has_to_change_a_layer(tmp_path):
         check(made("bf16", recipe=recipes.read(str(own))), LAYERS)
 
 
+def test_an_included_pattern_has_to_change_a_layer():
+    check(made("linear_mxfp8", include=("*.0.*",)), LAYERS)
+    for patterns in (("*",), ("*.0.*", "*.0.fc1")):
+        with pytest.raises(NoEffectError, match="--include"):
+            check(made("linear_mxfp8", include=patterns), LAYERS)
+
+
+@pytest.mark.parametrize(
+    "patterns",
+    [
+        {"include": ("qk:*",)},
+        {"exclude": ("linear:*",)},
+        {"include": ("*.0.*",), "exclude": ("*",)},
+    ],
+)
+def test_a_type_whose_layers_are_all_left_out_is_refused(patterns):
+    attention = {"qk": ("decoder.layers.0.core", "decoder.layers.1.core")}
+    with pytest.raises(NoEffectError, match="fprop"):
+        check(made("FA_linear_mxfp8", **patterns), LAYERS | attention)
+
+
 def test_a_variant_that_an_axis_does_not_touch_runs_once_under_its_plain_name():
     found = variants("bf16,linear_nvfp4,linear_mxfp8", axes=("block=16,32",))
     assert [one.name for one in found] == [
@@ -168,8 +190,9 @@ def test_what_a_sweep_asks_of_all_runs_has_to_touch_one():
     assert (linear.gemms, linear.options) == ("all", {"exclude": ["linear:*.0.*"]})
     with pytest.raises(MqoError, match="--gemms all"):
         made_jobs("bf16,FA_mxfp8", gemms="all")
-    with pytest.raises(MqoError, match="--exclude pv"):
-        made_jobs("bf16,FA_mxfp8", exclude=("pv:*",))
+    for name in ("exclude", "include"):
+        with pytest.raises(MqoError, match=f"--{name} pv"):
+            made_jobs("bf16,FA_mxfp8", **{name: ("pv:*",)})
 
 
 RULED = (

@@ -45,7 +45,9 @@ def run(tmp_path):
         '{"fprop": "mxfp8", "dgrad": "mxfp8", "wgrad": "mxfp8", "qk": "mxfp8", "pv": "none"}'
     )
     text = '[asked]\nfprop = "mxfp8"\n[quantizer]\nblock = 16\nsave_activations = "packed"\n'
-    (root / "quant.toml").write_text(f'{text}[layers]\nexclude = ["output_layer"]\n')
+    (root / "quant.toml").write_text(
+        f'{text}[layers]\nexclude = ["output_layer"]\ninclude = ["o*"]\n'
+    )
     return root
 
 
@@ -85,7 +87,8 @@ def test_each_mode_has_its_types_and_the_runs_own_options(tree, taken, run):
     assert "--transformer-impl" in words[words.index("--") :]
     assert options["asked"] == {"fprop": "mxfp4", "qk": "mxfp4", "pv": "mxfp4"}
     assert options["quantizer"] == {"block": 16, "cache_weights": True}
-    assert (options["layers"], options["record"]) == ({"exclude": ["output_layer"]}, {"every": 0})
+    assert options["layers"] == {"exclude": ["output_layer"], "include": ["o*"]}
+    assert options["record"] == {"every": 0}
 
 
 def test_by_default_the_mode_is_the_one_of_the_checkpoint(tree, run):

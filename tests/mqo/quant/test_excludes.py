@@ -50,6 +50,22 @@ def test_a_pattern_matches_the_whole_label(pattern, site, layer, expected):
     assert excludes.matches(pattern, site, layer) is expected
 
 
+@pytest.mark.parametrize(
+    ("exclude", "include", "left_out"),
+    [
+        ([], [], []),
+        (["a"], [], ["a"]),
+        ([], ["a"], ["b", "ab"]),
+        ([], ["qk:*"], ["a", "b", "ab"]),
+        ([], ["linear:a*"], ["b"]),
+        (["ab"], ["a*"], ["b", "ab"]),
+    ],
+)
+def test_a_layer_is_left_out_if_excluded_or_not_included(exclude, include, left_out):
+    names = [n for n in ("a", "b", "ab") if excludes.leave_out(exclude, include, "fprop", n)]
+    assert names == left_out
+
+
 def test_an_excluded_layer_gets_the_operands_of_an_unquantized_one(options):
     excluding(options, "head", "qk:a.*")
     x = torch.randn(4, 32).requires_grad_()

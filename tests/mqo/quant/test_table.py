@@ -18,7 +18,7 @@ from mqo.quant.table import (
     phase_types,
     readers,
     unread,
-    unread_excludes,
+    unread_patterns,
     unread_rows,
     unread_schedules,
 )
@@ -121,8 +121,9 @@ def test_an_exclude_is_unread_if_no_layer_changes():
     config = parse(
         '[asked]\nfprop = "mxfp8"\n[layers]\nexclude = ["a", "qk:*", "linear:a", "b*"]\n'
     )
-    assert unread_excludes(config, None) == ["qk:*"]
-    assert unread_excludes(config, LAYERS) == ["a", "qk:*", "linear:a"]  # two cover the same layer
+    assert unread_patterns(config, "exclude", None) == ["qk:*"]
+    # Two cover the same layer.
+    assert unread_patterns(config, "exclude", LAYERS) == ["a", "qk:*", "linear:a"]
     specs = layer_specs(config, LAYERS)["fprop", "b"]
     assert {spec.spec.quant_type for spec in specs} == {"none"}
 

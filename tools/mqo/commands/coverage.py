@@ -7,7 +7,9 @@ from typing import Annotated
 import typer
 
 from mqo.commands.options import (
+    ExcludeOption,
     GemmsOption,
+    IncludeOption,
     JsonOption,
     PluginOption,
     PluginOptionOption,
@@ -30,6 +32,8 @@ def coverage(
     recipe: Annotated[str | None, typer.Option(help="A recipe for the linear layers.")] = None,
     without: WithoutOption = None,
     with_: WithOption = None,
+    exclude: ExcludeOption = None,
+    include: IncludeOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
@@ -38,10 +42,12 @@ def coverage(
 ) -> None:
     """Show every matrix product of a training step, its type, and the share that is quantized."""
     from mqo.launch import coverage as program
+    from mqo.launch.checks import check_layers
     from mqo.launch.config import resolve
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
     from mqo.overlay.series import Series
+    from mqo.quant.formats import SITES
     from mqo.recipes.recipe import chosen
 
     project = Project.here()
@@ -62,9 +68,13 @@ def coverage(
         recipe=chosen_recipe,
         plugins=plugins.files,
         plugin_options=plugins.options,
+        exclude=tuple(exclude or ()),
+        include=tuple(include or ()),
     )
     plugins.refuse_unused([config.quantization])
     result = program.of_config(project, settled(tree), Series.of_project(project), config)
+    names = {SITES[site].layer: layers for site, layers in result.layers_by_site().items()}
+    check_layers(config, config.quantization.types, names)
     differing = program.differing_layers(config, result)
     facts = program.names(config) | result.as_table() | {"differing": differing}
     emit("coverage", None, program.as_text(config, result).rstrip(), as_json, **facts)

@@ -46,6 +46,14 @@ PluginOptionOption = Annotated[
     list[str] | None,
     typer.Option(metavar="T.NAME=VALUE", help="Option of such a quantizer T; repeatable."),
 ]
+ExcludeOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
+]
+IncludeOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="[SITE:]GLOB", help="The only layers to quantize; repeatable."),
+]
 CHECKPOINTS = "A run, a checkpoint folder, or the folder of one iteration."
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="A tokenizer folder; by default the training's.")

@@ -9,8 +9,10 @@ import typer
 
 from mqo.commands.options import (
     AxisOption,
+    ExcludeOption,
     FlagsArgument,
     GemmsOption,
+    IncludeOption,
     PluginOption,
     PluginOptionOption,
     RecipesOption,
@@ -37,10 +39,6 @@ Modes = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default all that fit.")]
 Seeds = Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
-]
 Processes = Annotated[int, typer.Option(min=1, help="Processes per job.")]
 SlurmOptions = Annotated[
     str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options.")
@@ -69,7 +67,8 @@ def sweep(
     jobs: Jobs = None,
     seeds: Seeds = "",
     gemms: GemmsOption = "fprop",
-    exclude: Exclude = None,
+    exclude: ExcludeOption = None,
+    include: IncludeOption = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder.")] = None,
     data_prefix: Annotated[Path | None, typer.Option(help="An index, for one dataset.")] = None,
@@ -106,6 +105,7 @@ def sweep(
         extra_flags=tuple(flags or ()),
         gemms=tables.check_gemms(gemms),
         exclude=tuple(exclude or ()),
+        include=tuple(include or ()),
         dtype=tables.check_dtype(dtype),
         tokenizer=tokenizer and tokenizer.resolve(),
         data_prefix=data_prefix and data_prefix.resolve(),

@@ -17,7 +17,7 @@ from typing import Any
 from mqo.errors import RunError
 from mqo.launch import coverage, engine
 from mqo.launch.config import RunConfig
-from mqo.launch.effects import check_effects, resolved_config
+from mqo.launch.effects import PATTERNS, check_effects, resolved_config
 from mqo.launch.flags import RunData, megatron_flags, vocabulary_flags
 from mqo.launch.machine import Machine
 from mqo.launch.program_cache import ask_cached, source_of
@@ -66,13 +66,27 @@ def check_run(
             expected="flags under which Megatron runs each quantized site",
         )
     if facts["layers"] is not None:
-        layers = {site: facts["layers"].get(row.layer, ()) for site, row in formats.SITES.items()}
-        _check_patterns(config, facts["layers"])
-        check_effects(config, types, layers)
+        check_layers(config, types, facts["layers"])
         if needs_sizes(resolved):
             products = coverage.of_config(project, tree, series, config).products
             check_sizes(config, resolved, products, facts["sides"])
     return facts["notes"]
+
+
+def check_layers(
+    config: RunConfig, types: Mapping[str, str] | None, names: Mapping[str, Sequence[str]]
+) -> None:
+    """Raise RunError or NoEffectError for patterns and options that change no layer of a model.
+
+    Args:
+        config: the run.
+        types: the types of its sites; None to check only that patterns match.
+        names: the model's layers by kind.
+    """
+    _check_patterns(config, names)
+    if types is not None:
+        layers = {site: names.get(row.layer, ()) for site, row in formats.SITES.items()}
+        check_effects(config, types, layers)
 
 
 def validated_variables(flags: Sequence[str]) -> dict[str, str]:
@@ -170,13 +184,14 @@ def _traps(faults: Mapping[str, list[str]], resolved: Any) -> list[str]:
     return list(traps)
 
 
-def _check_patterns(config: RunConfig, kinds: Mapping[str, list[str]]) -> None:
+def _check_patterns(config: RunConfig, kinds: Mapping[str, Sequence[str]]) -> None:
     """Raise RunError for the patterns that match no layer."""
     layers = [
         SimpleNamespace(name=name, kind=kind) for kind, names in kinds.items() for name in names
     ]
     recipe = config.quantization.recipe
-    patterns = list(config.quantization.options.get("exclude", ()))
+    options = config.quantization.options
+    patterns = [pattern for name in PATTERNS for pattern in options.get(name, ())]
     if recipe is not None:
         named = [rule for rule in recipe.rules if rule.layers]
         patterns += [row.layers for rule in named for row in rule.rows(recipe.scope)]

@@ -203,7 +203,8 @@ class RunConfig(_Section):
 
     def layers_toml(self) -> str:
         """Return the parts of quant.toml that assign types to layers and operands."""
-        left_out = {k: v for k, v in self.quantization.options.items() if k == "exclude"}
+        options = self.quantization.options
+        patterns = {k: v for k, v in options.items() if OPTIONS[k].table == "layers"}
         recipe = self.quantization.recipe
         kept = ("quant_type", "source")
         rows = {
@@ -216,7 +217,7 @@ class RunConfig(_Section):
         types = recipe.types.by_site() if recipe and needs_types else {}
         # Without files: these parts do not need the functions.
         plugins = {p.name: {"declared": p.declared} for p in self.quantization.plugins}
-        return quant_toml(types, left_out, (), rows, self._rules(), recipes, plugins)
+        return quant_toml(types, patterns, (), rows, self._rules(), recipes, plugins)
 
     def _rules(self) -> list[dict[str, Any]]:
         recipe = self.quantization.recipe

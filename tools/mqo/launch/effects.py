@@ -22,6 +22,13 @@ from mqo.quant.config import parse
 Layers = option_table.Layers
 
 
+# The options with patterns of layers, and why a pattern changes nothing.
+PATTERNS = {
+    "exclude": "its layers are unquantized without it",
+    "include": "the same layers are quantized without it",
+}
+
+
 class NoEffectError(MqoError):
     """An option changes nothing in this run."""
 
@@ -46,9 +53,9 @@ def unread_options(
     return [name for name in acting if option_table.unread(config, name, layers, steps)]
 
 
-def unread_excludes(config: Any) -> list[str]:
-    """Return the patterns of a QuantConfig that apply only to sites without a type."""
-    return option_table.unread_excludes(config, None)
+def unread_patterns(config: Any, name: str) -> list[str]:
+    """Return the patterns of option `name` that are only for sites without a type."""
+    return option_table.unread_patterns(config, name, None)
 
 
 def unread_schedules(config: Any) -> list[str]:
@@ -126,13 +133,17 @@ def _faults(
 def _pattern_faults(
     config: RunConfig, resolved: Any, layers: Layers | None
 ) -> Iterator[tuple[str, str]]:
-    for pattern in option_table.unread_excludes(resolved, layers):
-        why = (
-            "no GEMM at its sites is quantized" if layers is None else "its layers are unquantized"
-        )
-        yield f"--exclude {pattern} changes nothing: {why} without it", "layers that are quantized"
+    for name, why in PATTERNS.items():
+        for pattern in option_table.unread_patterns(resolved, name, layers):
+            reason = "no GEMM at its sites is quantized" if layers is None else why
+            yield f"--{name} {pattern} changes nothing: {reason}", "layers whose type it changes"
     if layers is None:
         return
+    for site in option_table.emptied_sites(resolved, layers):
+        yield (
+            f"The type of {site} changes nothing: --include and --exclude leave out all its layers",
+            "a layer to quantize, or a mode without this site",
+        )
     recipe = config.quantization.recipe
     if recipe is None or not recipe.own:
         return

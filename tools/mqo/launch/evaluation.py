@@ -259,10 +259,10 @@ def run(
 
 
 def _options(config: Path | None) -> dict[str, Any]:
-    """Return a run's quantizer options, with the layers that it excluded."""
+    """Return a run's quantizer options, with its patterns of layers."""
     record = quant_toml_of(config)
     options = {name: value for name, value in record.quantizer.items() if name in OPTIONS}
-    options |= {"exclude": record.layers.exclude} if record.layers.exclude else {}
+    options |= {name: patterns for name, patterns in record.layers if patterns}
     try:
         return TypeAdapter(Chosen).validate_python(options)
     except MqoError as error:

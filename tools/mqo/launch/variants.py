@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError
-from mqo.launch.effects import quant_config, unread_excludes, unread_options, unread_schedules
+from mqo.launch.effects import (
+    PATTERNS,
+    quant_config,
+    unread_options,
+    unread_patterns,
+    unread_schedules,
+)
 from mqo.launch.options import OPTIONS, SWITCHES, split
 from mqo.launch.plugins import PluginChoice, check_known, chosen_option, shown, split_option
 from mqo.matrix import tables
@@ -152,8 +158,10 @@ def _read_options(mode: str, options: Mapping[str, Any], gemms: tables.Gemms) ->
         config, options = quant_config(types, chosen), {**options, SCHEDULE: ()}
         schedule = ()
     unread = set(unread_options(config, chosen))
-    if config.exclude and len(unread_excludes(config)) == len(config.exclude):
-        unread.add("exclude")
+    for name in PATTERNS:
+        patterns = getattr(config, name)
+        if patterns and len(unread_patterns(config, name)) == len(patterns):
+            unread.add(name)
     if schedule and len(unread_schedules(config)) == len(config.schedule):
         unread.add(SCHEDULE)
     unread |= {name for name in own if name.partition(".")[0] not in config.own_types()}

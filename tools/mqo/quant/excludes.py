@@ -1,4 +1,4 @@
-"""Patterns that match layers by their labels, for example the layers that a run excludes.
+"""Patterns that match layers by their labels: those that a run excludes, or the only ones.
 
 A pattern is GLOB or SITE:GLOB, where SITE may be a kind of sites, linear or attention. Case counts,
 `*` goes across dots, and a pattern must match the whole label: `output_layer`,
@@ -8,7 +8,7 @@ A pattern is GLOB or SITE:GLOB, where SITE may be a kind of sites, linear or att
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -42,6 +42,16 @@ def is_for(pattern: str, site: GemmSite) -> bool:
 def matches(pattern: str, site: str, layer: str) -> bool:
     """Return whether `pattern` names `layer` at `site`."""
     return is_for(pattern, SITES[site]) and fnmatchcase(layer, split(pattern)[1])
+
+
+def leave_out(exclude: Iterable[str], include: Collection[str], site: str, layer: str) -> bool:
+    """Return whether `layer` stays unquantized at `site`.
+
+    It does if a pattern of `exclude` matches it, or if `include` has patterns and none matches it.
+    """
+    if include and not any(matches(pattern, site, layer) for pattern in include):
+        return True
+    return any(matches(pattern, site, layer) for pattern in exclude)
 
 
 def unmatched(patterns: Iterable[str], layers: Iterable[Any]) -> list[str]:

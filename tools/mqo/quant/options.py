@@ -126,6 +126,11 @@ class Options:
         "layers to leave unquantized: output_layer, 'decoder.layers.0.*', 'qk:*.1.*'",
         metavar="[SITE:]GLOB",
     )
+    include: tuple[str, ...] = _option(
+        *("layers", "--include", (), excludes.check),
+        "the only layers to quantize: 'decoder.layers.1?.*', 'linear:*.mlp.*'",
+        metavar="[SITE:]GLOB",
+    )
     every: int = _record(
         *("--record-every", 50, _check_count),
         "measure the quantizers in the first and every Nth iteration; 0: never",

@@ -83,9 +83,8 @@ class QuantConfig(Options):
         return self.type_in(site, quant_type, self.assigned(site, layer, quant_type))
 
     def assigned(self, site: str, layer: str, quant_type: str) -> Assigned | None:
-        """Return what a rule or an exclude gives `layer`; None if it has the site's type."""
-        excluded = any(excludes.matches(pattern, site, layer) for pattern in self.exclude)
-        if quant_type == NONE or excluded:
+        """Return what a rule or a pattern gives `layer`; None if it has the site's type."""
+        if quant_type == NONE or excludes.leave_out(self.exclude, self.include, site, layer):
             return UNQUANTIZED
         rule = rule_for(self.rules, site, layer)
         return rule.assigned if rule else None

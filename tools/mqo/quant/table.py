@@ -160,7 +160,7 @@ def unread(
 ) -> bool:
     """Return whether no entry changes if option `name` gets another valid value.
 
-    `exclude` affects the types of layers, not the entries: see `unread_excludes`.
+    Patterns affect the types of layers, not the entries: see `unread_patterns`.
     """
     table = entries(config, layers, steps)
     others = (replace(config, **{name: value}) for value in _other_values(config, name))
@@ -172,13 +172,29 @@ def unread_schedules(config: QuantConfig, steps: int | None = None) -> list[str]
     return [site for site in config.schedule if len({*phase_types(config, site, steps)}) == 1]
 
 
-def unread_excludes(config: QuantConfig, layers: Layers | None) -> list[str]:
-    """Return the patterns of `exclude` that do not change the type of any layer."""
+def unread_patterns(config: QuantConfig, name: str, layers: Layers | None) -> list[str]:
+    """Return the patterns of `exclude` or `include`, by its name, that change no layer's type."""
+    patterns = getattr(config, name)
     if layers is None:
-        typed = [SITES[site] for site in SITES if set(phase_types(config, site)) != {NONE}]
-        return [p for p in config.exclude if not any(excludes.is_for(p, s) for s in typed)]
-    kept = {p: tuple(other for other in config.exclude if other != p) for p in config.exclude}
-    return [p for p, others in kept.items() if not changes_layers(config, layers, exclude=others)]
+        typed = [SITES[site] for site in _typed(config)]
+        return [p for p in patterns if not any(excludes.is_for(p, s) for s in typed)]
+    kept = {p: tuple(other for other in patterns if other != p) for p in patterns}
+    return [p for p, others in kept.items() if not changes_layers(config, layers, **{name: others})]
+
+
+def emptied_sites(config: QuantConfig, layers: Layers) -> list[str]:
+    """Return the sites with a type all of whose layers `exclude` and `include` leave out."""
+    return [
+        site
+        for site in _typed(config)
+        if (names := layers.get(site, ()))
+        and all(excludes.leave_out(config.exclude, config.include, site, name) for name in names)
+    ]
+
+
+def _typed(config: QuantConfig) -> list[str]:
+    """Return the sites that have a type other than none in a phase of training."""
+    return [site for site in SITES if set(phase_types(config, site)) != {NONE}]
 
 
 def changes_layers(config: QuantConfig, layers: Layers, **changes: Any) -> bool:

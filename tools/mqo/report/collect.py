@@ -347,11 +347,12 @@ def quantizing_libraries(run: RunFolder) -> set[str]:
 
 
 def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the quantizers' options except `own`, and the layers left out."""
+    """Yield the quantizers' options except `own`, and the patterns of layers."""
     config = parsed(run.quant_config, QuantToml)
     chosen = config.quantizer.items()
     yield from (f"{name} {value}" for name, value in chosen if own.get(name) != value)
     yield from (f"without {glob}" for glob in config.layers.exclude)
+    yield from (f"only {glob}" for glob in config.layers.include)
 
 
 def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> dict[str, str]:

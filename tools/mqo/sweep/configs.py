@@ -8,7 +8,7 @@ from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
-from mqo.launch.effects import quant_config, unread_excludes
+from mqo.launch.effects import PATTERNS, quant_config, unread_patterns
 from mqo.launch.naming import folder_part
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice, declare_files
 from mqo.launch.prepare import check_config
@@ -98,7 +98,7 @@ def _with_settings(
     """Return the variants with the settings of all runs that apply to them.
 
     Raises:
-        MqoError: --gemms or a pattern of --exclude applies to none of them.
+        MqoError: --gemms or a pattern of layers applies to none of them.
     """
     gemms = rest.get("gemms", "fprop")
     if gemms != "fprop" and all(way.rest.get("gemms") == "fprop" for way in ways):
@@ -106,9 +106,11 @@ def _with_settings(
             f"--gemms {gemms} changes nothing: no mode quantizes linear layers",
             expected="a mode that does; a recipe has a type for each GEMM",
         )
-    excludes = _excludes(ways, rest.get("exclude", ()), gemms)
+    patterns = {name: _patterns_read(ways, name, rest.get(name, ()), gemms) for name in PATTERNS}
     return [
-        replace(way, rest={**rest, "exclude": excludes[way.name], **way.rest})
+        replace(
+            way, rest={**rest, **{n: read[way.name] for n, read in patterns.items()}, **way.rest}
+        )
         for way in with_plugins(ways, plugins)
     ]
 
@@ -123,8 +125,8 @@ def _add(jobs: dict[str, Job], job: Job) -> None:
         )
 
 
-def _excludes(
-    ways: Sequence[Variant], patterns: Sequence[str], gemms: tables.Gemms
+def _patterns_read(
+    ways: Sequence[Variant], option: str, patterns: Sequence[str], gemms: tables.Gemms
 ) -> dict[str, tuple[str, ...]]:
     """Return {variant: patterns for sites that it quantizes}; MqoError for an unused pattern."""
     patterns_read = {}
@@ -132,12 +134,12 @@ def _excludes(
         recipe = way.rest.get("recipe")
         types = tables.modes()[way.mode].types(way.rest.get("gemms", gemms))
         types |= recipe.types.model_dump() if recipe else {}
-        unread = unread_excludes(quant_config(types, {"exclude": list(patterns)}))
+        unread = unread_patterns(quant_config(types, {option: list(patterns)}), option)
         patterns_read[way.name] = tuple(text for text in patterns if text not in unread)
     for pattern in patterns:
         if not any(pattern in read for read in patterns_read.values()):
             raise MqoError(
-                f"--exclude {pattern} changes nothing: no run quantizes a GEMM at its sites",
+                f"--{option} {pattern} changes nothing: no run quantizes a GEMM at its sites",
                 expected="a pattern for sites that some mode quantizes",
             )
     return patterns_read

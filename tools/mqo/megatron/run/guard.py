@@ -197,7 +197,8 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
     A collective: `layers` are this rank's.
     """
     everywhere = [layer for here in all_ranks(layers) for layer in here]
-    patterns = (*current().exclude, *(rule.layers for rule in current().rules))
+    config = current()
+    patterns = (*config.exclude, *config.include, *(rule.layers for rule in config.rules))
     faults = unmatched(patterns, everywhere) + current().contradictions()
     types = ever_asked(current())
     faults += find_traps(types, setup, everywhere, current().is_excluded)
