@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from mqo.errors import DriftError
 from mqo.overlay.drift import Place, in_upstream
+from mqo.overlay.tree import running_python
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def apply_codemod(
         source = Source(content, codemod.needle)
     except (SyntaxError, ValueError) as error:
         raise DriftError(
-            f"{path} does not parse as Python ({error})",
+            f"{path} does not parse as Python {running_python()} ({error})",
             expected=f"upstream's source, which codemod '{entry}' rewrites",
             help="`mqo vendor` fetches it again",
         ) from error

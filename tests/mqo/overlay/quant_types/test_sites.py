@@ -4,6 +4,7 @@ import textwrap
 import pytest
 from mqo.errors import OverlayError
 from mqo.overlay.quant_types import sites
+from mqo.overlay.tree import running_python
 
 from .lookalike import ATTENTION, LAYER, LAYERS, LINEAR, attention, layers
 
@@ -328,7 +329,7 @@ def test_a_class_under_a_condition_is_found():
     ids=["broken", "not UTF-8", "a null byte", "nested too deeply", "a long sum"],
 )
 def test_what_is_no_python_is_an_error(content, line):
-    with pytest.raises(OverlayError, match=rf"^{ATTENTION}:{line} .*Python"):
+    with pytest.raises(OverlayError, match=rf"^{ATTENTION}:{line} .*Python {running_python()}"):
         sites.scan(ATTENTION, content)
 
 

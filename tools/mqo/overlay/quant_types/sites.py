@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from mqo.errors import OverlayError
 from mqo.overlay.literals import VARIABLE, Literal, Source
 from mqo.overlay.quant_types.gemms import ATTEND, BACKWARD, FORWARD, Gemm, find_gemms
+from mqo.overlay.tree import running_python
 
 LAYERS = "megatron/core/tensor_parallel/layers.py"
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"
@@ -76,9 +77,10 @@ def scan(path: str, content: bytes | None) -> FileScan:
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None) or 1
         raise OverlayError(
-            f"{path}:{line} cannot be read as Python ({str(error).split(' (')[0]})",
-            expected="Python in UTF-8, or with a coding line that names the file's encoding",
-            help="Correct the file, or give another tree with --tree",
+            f"{path}:{line} cannot be read as Python {running_python()}, the one that runs mqo "
+            f"({str(error).split(' (')[0]})",
+            expected="its syntax, in UTF-8 or with a coding line that names the file's encoding",
+            help="Correct the file, run mqo with a newer Python, or give another tree with --tree",
         ) from error
     complete = [n for n, gemms in holders.items() if {g.site for g in gemms} >= {*_sites(path)}]
     readers = [n for n, gemms in holders.items() if any(gemm.reads for gemm in gemms)]
