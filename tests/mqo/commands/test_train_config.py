@@ -37,6 +37,16 @@ def cell(*words, names=NAMES, front_end=False):
     return arguments.config_from(arguments.parser(front_end).parse_intermixed_args(own), extra)
 
 
+@pytest.mark.parametrize("front_end", [False, True])
+def test_a_patch_is_left_out_by_either_spelling(front_end):
+    mode = ("--fa-quantization", "bf16") if front_end else ("--quantization", "bf16")
+    names = ("--model", "llama32-1b", "--dataset", "wikipedia", *mode)
+    words = ("--without-patch", "quant_sites", "--without", "run_hooks", "--without", "quant_sites")
+    config = cell(*words, names=names, front_end=front_end)
+    assert set(config.placement.without) == {"quant_sites", "run_hooks"}
+    assert len(config.placement.without) == 2
+
+
 def types(made):
     return " ".join(made.quantization.types.values())
 

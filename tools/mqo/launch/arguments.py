@@ -94,8 +94,8 @@ def parser(front_end: bool = False) -> argparse.ArgumentParser:
     add("--tracker", metavar="NAME", help="send the run to wandb or mlflow while it trains")
     add("--megatron", type=_path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
     repeatable: dict[str, Any] = {"action": "append", "default": []}
-    omitted = "patch to leave out, or ingredient of the recipe: " + ", ".join(INGREDIENTS)
-    add("--without", metavar="NAME", help=f"{omitted}; repeatable", **repeatable)
+    patch = "patch to leave out of the source; repeatable"
+    add("--without-patch", metavar="NAME", help=patch, **repeatable)
     add("--no-fusions", action="store_true", help="leave out fused kernels, for comparisons")
     taken = "use CHECKPOINT even if another run seems to save there (docs/checkpoints.md)"
     add("--take-lock", action="store_true", help=taken)
@@ -135,6 +135,7 @@ def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
         parser.set_defaults(
             front_end=True, gemms="fprop", linear_quantization=None, attention_quantization=None
         )
+        parser.add_argument("--without", help=argparse.SUPPRESS, action="append", default=[])
         parser.set_defaults(recipe=None, with_=[], allow_mostly_unquantized=False)
         return
     parser.set_defaults(front_end=False)
@@ -154,6 +155,9 @@ def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
     add("--allow-mostly-unquantized", action="store_true", help=few)
     head = f"also quantize this layer with the recipe: {OUTPUT_LAYER}"
     add("--with", dest="with_", metavar="NAME", help=head, action="append", default=[])
+    # Older command lines name a patch here.
+    omitted = f"ingredient of the recipe to leave out: {', '.join(INGREDIENTS)}; repeatable"
+    add("--without", metavar="NAME", help=omitted, action="append", default=[])
 
 
 def machine_of(args: argparse.Namespace) -> Machine:
@@ -224,11 +228,12 @@ def config_from(
 def _recipe(args: argparse.Namespace) -> tuple[Recipe | None, tuple[str, ...]]:
     """Return the recipe with its changes, and the patches to leave out."""
     ingredients = [name for name in args.without if name in INGREDIENTS]
-    patches = tuple(name for name in args.without if name not in INGREDIENTS)
+    patches = [name for name in args.without if name not in INGREDIENTS]
+    patches += args.without_patch
     recipe = recipes.chosen(args.recipe, ingredients, args.with_)
     if args.allow_mostly_unquantized and recipe is None:
         raise MqoError("--allow-mostly-unquantized was given without a recipe", expected="--recipe")
-    return recipe, patches
+    return recipe, tuple(dict.fromkeys(patches))
 
 
 def listing(front_end: bool = False) -> str:

@@ -420,7 +420,7 @@ def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bo
     if "fused_attention" in without and options.get("unnormalized_probs"):
         flag = OPTIONS["unnormalized_probs"].flag
         raise MqoError(
-            f"{flag} needs the patch fused_attention, which --without leaves out",
+            f"{flag} needs the patch fused_attention, which --without-patch leaves out",
             expected="one of them",
         )
     if saves or not options.get("keep_checkpoints"):

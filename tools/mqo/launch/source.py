@@ -73,7 +73,7 @@ def _check_program(source: Tree, config: RunConfig) -> None:
     if not (source.root / program).is_file():
         raise OverlayError(
             f"The run's source has no {program}",
-            expected="--without no patch that adds the program",
+            expected="a --without-patch that keeps the patch that adds it",
         )
 
 

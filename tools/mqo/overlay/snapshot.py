@@ -115,7 +115,7 @@ def _undo(tree: Tree, copy: Tree, manifest: Manifest, rest: Series) -> None:
         names = ", ".join(sorted(gone)) or "the patch"
         raise OverlayError(
             f"Leaving out {names} has no effect, because it changed no file of {tree.root}",
-            expected="--without a patch that changed files; `mqo status` lists them",
+            expected="a patch that changed files; `mqo status` lists them",
         )
     upstream = tree.upstream().files
     files = plan(rest, manifest.version, upstream, tree.pristine, only=touched)
