@@ -57,8 +57,9 @@ for _command in (vendor, apply, restore, status, diff, verify, snapshot, adopt):
 app.command(name="eval")(evaluate)
 for _command in (generate, sweep, report, perf):
     app.command()(_command)
-app.command(cls=PassesOn, context_settings=ANY_WORDS)(simulate)
-for _command in (track, setup, doctor, stats, plot, rerun, coverage, export):
+for _command in (simulate, coverage):
+    app.command(cls=PassesOn, context_settings=ANY_WORDS)(_command)
+for _command in (track, setup, doctor, stats, plot, rerun, export):
     app.command()(_command)
 for _group in (matrix, convert, data, recipe, formats, plugin):
     _group.suggest_commands = False

@@ -64,6 +64,29 @@ def test_what_changes_nothing_is_refused(command_line, planned, file, words, tex
     assert text in err
 
 
+def test_options_of_a_training_and_megatrons_flags_count(command_line, planned, monkeypatch):
+    layers = {"fprop": ["up"]}
+    monkeypatch.setattr(Coverage, "layers_by_site", lambda self: layers)
+    words = (
+        "--mode",
+        "linear_mxfp8",
+        "--block",
+        "16",
+        "--include",
+        "u*",
+        "--",
+        "--num-layers",
+        "4",
+    )
+    assert command_line(*MODEL, *words)[0] == 2  # the pattern changes nothing: there is one layer
+    layers["fprop"].append("down")
+    assert command_line(*MODEL, *words)[0] == 0
+    config = planned[-1]
+    assert config.quantization.options == {"block": 16, "include": ["u*"]}
+    assert config.experiment.extra_flags == ("--num-layers", "4")
+    assert command_line(*MODEL, "--mode", "bf16", "--nonsense")[0] == 2
+
+
 @pytest.mark.slow
 def test_the_model_is_measured_without_running_the_file(command_line, vendored, file):
     file.write_text(FILE + "raise SystemExit('this file is not to be run')\n")

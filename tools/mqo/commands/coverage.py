@@ -2,76 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
 import typer
 
-from mqo.commands.options import (
-    ExcludeOption,
-    GemmsOption,
-    IncludeOption,
-    JsonOption,
-    PluginOption,
-    PluginOptionOption,
-    TreeOption,
-    WithOption,
-    WithoutOption,
-    settled,
-)
-from mqo.errors import MqoError
+from mqo.commands.options import JsonOption, TreeOption, settled
 from mqo.project import Project
 from mqo.terminal import emit
 
 
-def coverage(
-    model: Annotated[str, typer.Option(help="A model.")],
-    mode: Annotated[
-        str | None, typer.Option(help="A mode, or 'source' for the types in the tree.")
-    ] = None,
-    gemms: GemmsOption = "fprop",
-    recipe: Annotated[str | None, typer.Option(help="A recipe for the linear layers.")] = None,
-    without: WithoutOption = None,
-    with_: WithOption = None,
-    exclude: ExcludeOption = None,
-    include: IncludeOption = None,
-    plugin: PluginOption = None,
-    plugin_option: PluginOptionOption = None,
-    training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
-    as_json: JsonOption = False,
-    tree: TreeOption = None,
-) -> None:
-    """Show every matrix product of a training step, its type, and the share that is quantized."""
+def coverage(context: typer.Context, as_json: JsonOption = False, tree: TreeOption = None) -> None:
+    """Show every matrix product of a training step, its type, and the share that is quantized.
+
+    Other arguments are those of a training: --model, --mode or --recipe,
+    --training-config for the sizes, its other options, and Megatron's flags
+    after `--`. No data is read.
+    """
+    from mqo.launch import arguments
     from mqo.launch import coverage as program
     from mqo.launch.checks import check_layers
-    from mqo.launch.config import resolve
-    from mqo.launch.plugins import PluginChoice
+    from mqo.launch.naming import own_data
     from mqo.matrix import tables
     from mqo.overlay.series import Series
     from mqo.quant.formats import SITES
-    from mqo.recipes.recipe import chosen
 
     project = Project.here()
-    plugins = PluginChoice.from_options(plugin, plugin_option)  # before names are checked
-    choice = tables.check_gemms(gemms)
-    chosen_recipe = chosen(recipe, without or (), with_ or ())
-    if mode is None and chosen_recipe is None:
-        raise MqoError("Neither --mode nor --recipe was given", expected="at least one of them")
-    mode = mode or tables.UNQUANTIZED  # for attention, which recipes do not quantize
-    # The sizes do not depend on the dataset.
-    dataset = next(iter(tables.datasets()))
-    config = resolve(
-        model,
-        dataset,
-        mode,
-        training_config,
-        gemms=choice,
-        recipe=chosen_recipe,
-        plugins=plugins.files,
-        plugin_options=plugins.options,
-        exclude=tuple(exclude or ()),
-        include=tuple(include or ()),
-    )
-    plugins.refuse_unused([config.quantization])
+    flags = list(context.obj)
+    args = arguments.parser().parse_intermixed_args(context.args)
+    if args.dataset is None and own_data(args.data_prefix, flags) is None:
+        args.dataset = next(iter(tables.datasets()))  # the sizes do not depend on it
+    config = arguments.config_from(args, flags)
     result = program.of_config(project, settled(tree), Series.of_project(project), config)
     names = {SITES[site].layer: layers for site, layers in result.layers_by_site().items()}
     check_layers(config, config.quantization.types, names)

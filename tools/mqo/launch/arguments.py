@@ -145,7 +145,7 @@ def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
         "types of attention, overriding the mode: T as in FA_T (QK), qk_T, pv_T, qk_pv_T or none"
     )
     add = parser.add_argument
-    add(MODE, metavar="MODE", help=f"a mode, or '{SOURCE}' for the types in the tree")
+    add(MODE, "--mode", metavar="MODE", help=f"a mode, or '{SOURCE}' for the types in the tree")
     add("--gemms", default="fprop", metavar="WHICH", help=which)
     add("--linear-quantization", metavar="T", help=linear)
     add("--attention-quantization", metavar="T", help=attention)
@@ -189,7 +189,7 @@ def config_from(
     for option, value in (
         ("--model", args.model),
         ("--dataset", args.dataset or own_data(args.data_prefix, extra)),
-        (FA_MODE if args.front_end else MODE, mode),
+        (FA_MODE if args.front_end else f"{MODE} or --recipe", mode),
     ):
         if value is None:
             raise MqoError(f"{option} is missing", help="--list shows all valid names")
