@@ -57,6 +57,12 @@ READING = {
         None,
     ),
     "track": ("run --tracker mlflow", None),
+    "train": ("--quantization linear_mine --plugin mine.py --list", False),
+    "train ": (
+        "--quantization linear_mine --plugin mine.py --model llama32-1b --dataset wikipedia "
+        "--training-config tiny",
+        True,
+    ),
 }
 # Commands that are given none of them.
 OTHERS = {

@@ -9,9 +9,11 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from click.exceptions import UsageError
+from typer.core import TyperCommand, TyperGroup
 
 from mqo.commands.adopt import adopt
 from mqo.commands.apply import apply
@@ -39,30 +41,54 @@ from mqo.commands.stats import stats
 from mqo.commands.status import status
 from mqo.commands.sweep import sweep
 from mqo.commands.track import track
+from mqo.commands.train import TrainingCommand, train
 from mqo.commands.vendor import vendor
 from mqo.commands.verify import verify
 from mqo.project import Project
 from mqo.terminal import guarded
 
+
+class Nearest(TyperGroup):
+    """Commands that suggest one name for a mistyped command or option, the nearest."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a usage error keeps only the first of the names that it suggests."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            if near := getattr(error, "possibilities", None):
+                vars(error)["possibilities"] = list(near)[:1]
+            raise
+
+
 app = typer.Typer(
+    cls=Nearest,
     help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantized, undo it exactly.",
     no_args_is_help=True,
-    add_completion=False,
-    suggest_commands=False,  # click suggests the nearest ones, too
+    suggest_commands=False,  # click suggests one, too
     pretty_exceptions_enable=False,
 )
-_command: Callable[..., None]
-for _command in (vendor, apply, restore, status, diff, verify, snapshot, adopt):
-    app.command()(_command)
-app.command(name="eval")(evaluate)
-for _command in (generate, sweep, report, perf):
-    app.command()(_command)
-app.command(cls=PassesOn, context_settings=ANY_WORDS)(simulate)
-for _command in (track, setup, doctor, stats, plot, rerun, coverage, export):
-    app.command()(_command)
-for _group in (matrix, convert, data, recipe, formats, plugin):
-    _group.suggest_commands = False
-    app.add_typer(_group)
+_Command = Callable[..., None] | typer.Typer
+# The help shows the panels and the commands in this order.
+PANELS: dict[str, tuple[_Command, ...]] = {
+    "Train and compare": (train, sweep, report, perf, rerun, track),
+    "Look closer": (coverage, simulate, plot, stats, evaluate, generate, doctor),
+    "Models and data": (setup, data, convert, export, recipe, formats, plugin, matrix),
+    "Megatron's source": (vendor, apply, restore, status, diff, verify, snapshot, adopt),
+}
+_CLASSES: dict[_Command, type[TyperCommand]] = {train: TrainingCommand, simulate: PassesOn}
+for _panel, _commands in PANELS.items():
+    for _command in _commands:
+        if isinstance(_command, typer.Typer):
+            _command.suggest_commands = False
+            app.add_typer(_command, rich_help_panel=_panel)
+        else:
+            app.command(
+                "eval" if _command is evaluate else None,
+                cls=_CLASSES.get(_command),
+                context_settings=ANY_WORDS if _command is simulate else None,
+                rich_help_panel=_panel,
+            )(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -84,4 +110,4 @@ def options(
 def main() -> None:
     """Run the `mqo` program."""
     logging.basicConfig(format="mqo: %(message)s", stream=sys.stderr)
-    guarded(app)
+    guarded(lambda: app(prog_name="mqo"))

@@ -161,5 +161,5 @@ def latest(runs: Path) -> RunFolder:
     raise RunError(
         f"{runs} holds no run with metrics",
         expected="at least one",
-        help="Run script/train_config.py, which trains one",
+        help="Run `mqo train`, which trains one",
     )
