@@ -76,6 +76,8 @@ SOUND = f"""
     mqo report: one other -o made --tolerance 1
     mqo rerun: one --allow-versions --trust
     mqo restore: --tree tree
+    mqo runs rm: one --yes
+    mqo runs show: other --json
     mqo setup:
     mqo simulate: script.sh --device h100-80gb --nodes 2 --tree tree
     mqo simulate: train --device b200 {LARGE} --quantization FA_mxfp8

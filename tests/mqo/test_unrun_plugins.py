@@ -48,6 +48,8 @@ READING = {
     "report": ("run other -o made", False),
     "report ": (". -o made --latex", False),
     "rerun": ("run", None),
+    "runs show": ("run", False),
+    "runs rm": ("run other --yes", False),
     "sweep": (
         "--modes FA_mine --plugin mine.py --models llama32-1b --datasets wikipedia -o made",
         True,

@@ -34,6 +34,7 @@ from mqo.commands.recipe import recipe
 from mqo.commands.report import report
 from mqo.commands.rerun import rerun
 from mqo.commands.restore import restore
+from mqo.commands.runs import runs
 from mqo.commands.setup import setup
 from mqo.commands.simulate import ANY_WORDS, PassesOn, simulate
 from mqo.commands.snapshot import snapshot
@@ -71,7 +72,7 @@ app = typer.Typer(
 _Command = Callable[..., None] | typer.Typer
 # The help shows the panels and the commands in this order.
 PANELS: dict[str, tuple[_Command, ...]] = {
-    "Train and compare": (train, sweep, report, perf, rerun, track),
+    "Train and compare": (train, sweep, runs, report, perf, rerun, track),
     "Look closer": (coverage, simulate, plot, stats, evaluate, generate, doctor),
     "Models and data": (setup, data, convert, export, recipe, formats, plugin, matrix),
     "Megatron's source": (vendor, apply, restore, status, diff, verify, snapshot, adopt),
