@@ -100,7 +100,9 @@ PRINTS = {
 ELSEWHERE = {
     **dict.fromkeys(("apply", "restore", "vendor"), "tests/mqo/overlay/test_transaction.py"),
     **dict.fromkeys(("verify", "setup"), "they write a tree, as apply does, and as data does"),
-    **dict.fromkeys(("eval", "generate", "stats", "runs"), "they print, as coverage does"),
+    **dict.fromkeys(
+        ("eval", "generate", "stats", "runs", "compare"), "they print, as coverage does"
+    ),
     "plugin": "it writes one file, as plot does, and prints",
     "rerun": "it trains, as train does",
     "adopt": "tests/mqo/overlay/quant_types/test_adopt.py: a step that fails",

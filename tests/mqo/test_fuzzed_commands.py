@@ -46,6 +46,7 @@ INDEX = "index_text_document"
 SOUND = f"""
     mqo adopt: --tree tree
     mqo apply: --tree tree
+    mqo compare: one other --baseline mxfp4
     mqo convert finalize: checkpoint made --tree tree
     mqo convert hf-to-megatron: hf made
     mqo convert megatron-to-hf: checkpoint made --tokenizer words --dtype bf16

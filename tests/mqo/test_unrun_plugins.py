@@ -31,6 +31,7 @@ pytest.importorskip("plotly")
 
 # {command: (its options, whether it ends where it would start a process)}. None: it may end before.
 READING = {
+    "compare": ("run other", False),
     "convert finalize": ("checkpoints made", None),
     "convert megatron-to-hf": ("checkpoints made", None),
     "coverage": ("--model llama32-1b --mode linear_mine --plugin mine.py", True),

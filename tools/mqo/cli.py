@@ -17,6 +17,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from mqo.commands.adopt import adopt
 from mqo.commands.apply import apply
+from mqo.commands.compare import compare
 from mqo.commands.convert import convert
 from mqo.commands.coverage import coverage
 from mqo.commands.data import data
@@ -72,7 +73,7 @@ app = typer.Typer(
 _Command = Callable[..., None] | typer.Typer
 # The help shows the panels and the commands in this order.
 PANELS: dict[str, tuple[_Command, ...]] = {
-    "Train and compare": (train, sweep, runs, report, perf, rerun, track),
+    "Train and compare": (train, sweep, runs, compare, report, perf, rerun, track),
     "Look closer": (coverage, simulate, plot, stats, evaluate, generate, doctor),
     "Models and data": (setup, data, convert, export, recipe, formats, plugin, matrix),
     "Megatron's source": (vendor, apply, restore, status, diff, verify, snapshot, adopt),
