@@ -24,7 +24,7 @@ SIZE = 8 << 20  # of the disk, in bytes
 FREE = (0, 48 << 10)  # what is left of it
 FILL = "fill"
 MQO = [sys.executable, "-m", "mqo"]
-TRAIN = [sys.executable, PROJECT.root / "script/train_config.py", "--model", "llama32-1b"]
+TRAIN = [*MQO, "train", "--model", "llama32-1b"]
 TRAIN += ["--dataset", "wikipedia", "--quantization", "bf16", "--training-config", "tiny"]
 MODIFIER = [sys.executable, PROJECT.root / "script/quant_type_modifier.py"]
 PTQ = [
@@ -100,9 +100,11 @@ PRINTS = {
 ELSEWHERE = {
     **dict.fromkeys(("apply", "restore", "vendor"), "tests/mqo/overlay/test_transaction.py"),
     **dict.fromkeys(("verify", "setup"), "they write a tree, as apply does, and as data does"),
-    **dict.fromkeys(("eval", "generate", "stats"), "they print, as coverage does"),
+    **dict.fromkeys(
+        ("eval", "generate", "stats", "runs", "compare"), "they print, as coverage does"
+    ),
     "plugin": "it writes one file, as plot does, and prints",
-    "rerun": "it trains, as train_config.py does",
+    "rerun": "it trains, as train does",
     "adopt": "tests/mqo/overlay/quant_types/test_adopt.py: a step that fails",
     "track": "tests/mqo/track: a run's own folder, and its tracker's",
 }

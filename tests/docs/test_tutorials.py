@@ -55,12 +55,12 @@ def refusal(program, *arguments):
     try:
         if program.startswith("script/") and not (ROOT / program).is_file():
             return "there is no such file"
-        if name == "mqo":
+        if name == "mqo" and arguments[:1] != ("train",):
             parse_mqo(arguments)
         elif name.startswith("quant_type_modifier"):
             options_of_modifier(arguments)
         else:  # the generated scripts hand what they are given to train_config.py
-            own, _ = split_flags(list(arguments))
+            own, _ = split_flags(list(arguments[name == "mqo" :]))
             parser(front_end=name == "flash_attention_config.py").parse_intermixed_args(own)
     except (click.UsageError, argparse.ArgumentError, MqoError) as error:
         return str(error)
@@ -94,7 +94,7 @@ def test_commands_are_found_and_what_there_is_not_is_refused():
         ["mqo", "recipe", "show", "hif4"],
     ]
     assert [refusal(*words) for words in found] == [None, None, None]
-    for words in ("nothing", "report --nothing", "recipe nothing", "sweep --jobs many"):
+    for words in ("nothing", "report --nothing", "recipe nothing", "sweep --jobs many", "train -x"):
         assert refusal("mqo", *words.split()), words
     for name in ("train_config.py", "flash_attention_config.py", "quant_type_modifier.py"):
         assert refusal(f"script/{name}", "--nothing"), name

@@ -1,5 +1,6 @@
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -77,6 +78,16 @@ def test_a_mistyped_command_has_one_suggestion(group):
     assert result.exit_code == 2
     assert result.output.count("Did you mean") == 1
     assert result.output.count(f"'{name}'") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"), [("trian", "train"), ("report --tolerence 1", "--tolerance")]
+)
+def test_only_the_nearest_name_is_suggested(words, meant):
+    result = CliRunner().invoke(cli.app, words.split())
+    assert result.exit_code == 2
+    assert result.output.count("Did you mean") == 1
+    assert f"Did you mean '{meant}'" in result.output
 
 
 @pytest.mark.parametrize("command", ["apply", "restore", "status", "diff"])
@@ -201,6 +212,35 @@ def test_the_license_is_the_standard_text_and_the_one_that_is_declared():
     assert text.count("Copyright 2026 The Megatron Quant Overlay authors") == 1
     template = text.replace("2026 The Megatron Quant Overlay authors", APACHE_OWNER)
     assert hashlib.sha256(template.encode()).hexdigest() == APACHE_SHA256
+
+
+# -- help and completion -----------------------------------------------------------------------
+
+
+def test_each_command_is_in_one_panel():
+    listed = [command for panel in cli.PANELS.values() for command in panel]
+    assert len(listed) == len({*listed}) == len(typer.main.get_command(cli.app).commands)
+    said = CliRunner().invoke(cli.app, ["--help"]).output
+    assert all(f"─ {panel} ─" in said for panel in cli.PANELS)
+    assert "─ Commands ─" not in said
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("tra", "track train"), ("report --tol", "--tolerance"), ("train --dry", "--dry-run")],
+)
+def test_a_shell_completes_commands_and_options(words, offered):
+    line = ["mqo", *words.split()]
+    completing = {"_MQO_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(line)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=os.environ | completing | {"COMP_CWORD": str(len(line) - 1)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *names, imported = done.stdout.split("\n")[:-1]
+    assert (sorted(names), json.loads(imported), done.stderr) == (offered.split(), [], "")
 
 
 # -- what starting costs -----------------------------------------------------------------------

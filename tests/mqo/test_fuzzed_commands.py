@@ -46,6 +46,7 @@ INDEX = "index_text_document"
 SOUND = f"""
     mqo adopt: --tree tree
     mqo apply: --tree tree
+    mqo compare: one other --baseline mxfp4
     mqo convert finalize: checkpoint made --tree tree
     mqo convert hf-to-megatron: hf made
     mqo convert megatron-to-hf: checkpoint made --tokenizer words --dtype bf16
@@ -76,15 +77,19 @@ SOUND = f"""
     mqo report: one other -o made --tolerance 1
     mqo rerun: one --allow-versions --trust
     mqo restore: --tree tree
+    mqo runs rm: one --yes
+    mqo runs show: other --json
     mqo setup:
     mqo simulate: script.sh --device h100-80gb --nodes 2 --tree tree
-    mqo simulate: script/train_config.py --device b200 {LARGE} --quantization FA_mxfp8
+    mqo simulate: train --device b200 {LARGE} --quantization FA_mxfp8
     mqo snapshot: made --type fprop=mxfp8 --tree tree
     mqo stats: dump.safetensors --tensor * --axis 1
     mqo status: --tree tree
     mqo sweep: --models llama32-1b --datasets wikipedia --modes bf16,mxfp4 --seeds 1,2 -o made
     mqo sweep: --models llama32-1b --datasets dolma --axis rounding=nearest-even -o made
     mqo track: one other --tracker mlflow
+    mqo train: {TRAIN} --quantization mxfp4 made events words {INDEX} bf16
+    mqo train: --list
     mqo vendor: --from {WHEEL} --tree made --force
     mqo verify: --version 1.2.3
     train_config.py: {TRAIN} --quantization mxfp4 made events words {INDEX} bf16
@@ -135,7 +140,7 @@ MEGATRONS = (
     *("--micro-batch-size", "--hidden-size", "--use-distributed-optimizer", "--no-such-flag", "0"),
     *("--context-parallel-size", "--expert-model-parallel-size", "--save-interval", "-1", "x"),
 )
-TRAINING = ("sweep", "perf", "simulate", "train_config.py", "flash_attention_config.py")
+TRAINING = ("sweep", "perf", "simulate", "train", "train_config.py", "flash_attention_config.py")
 
 
 @dataclass(frozen=True)
@@ -169,17 +174,19 @@ def commands():
     click, known = typer.main.get_command(cli.app), {}
     for names, options in _options_of(click):
         known[("mqo", *names)] = cli.main, options
+    known[("mqo", "train")] = cli.main, _words_of(arguments.parser())
     for name, (entry, options_of) in PROGRAMS.items():
-        known[(name,)] = (
-            entry,
-            [word for one in options_of()._actions for word in one.option_strings],
-        )
+        known[(name,)] = entry, _words_of(options_of())
     lines = [line.partition(":") for line in SOUND.strip().splitlines()]
     found = [(tuple(name.split()), shlex.split(rest)) for name, _, rest in lines]
     assert {name for name, _ in found} == known.keys()
     return [
         Command(known[name][0], name, tuple(rest), tuple(known[name][1])) for name, rest in found
     ]
+
+
+def _words_of(parser):
+    return [word for action in parser._actions for word in action.option_strings]
 
 
 def _options_of(group, names=()):

@@ -122,7 +122,7 @@ def test_scripts_go_into_a_folder_through_a_link_but_over_no_link(command_line, 
 def test_a_trainings_folders_may_be_links_to_folders(tmp_path, place):
     link, _ = make_links(tmp_path, "folder")
     words = ["--runs", link] if place == "--runs" else [link] * (1 + (place == "TENSORBOARD"))
-    launcher._main([*map(str, words), *TRAIN], front_end=False)
+    launcher.train_with([*map(str, words), *TRAIN], front_end=False)
 
 
 @pytest.mark.parametrize("kind", ["file", "dangling"])
@@ -132,7 +132,7 @@ def test_a_trainings_folder_that_is_another_link_is_refused(tmp_path, place, kin
     before = contents(outside)
     words = {"CHECKPOINT": [link], "TENSORBOARD": [tmp_path, link], "--runs": ["--runs", link]}
     with pytest.raises(OutputError) as caught:
-        launcher._main([*map(str, words[place]), *TRAIN], front_end=False)
+        launcher.train_with([*map(str, words[place]), *TRAIN], front_end=False)
     assert str(caught.value) == (
         f"{link} is a symbolic link to {link.readlink()}, which is not a folder. "
         "Expected: a folder, a link to a folder, or a new name. "

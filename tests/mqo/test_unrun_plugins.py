@@ -31,6 +31,7 @@ pytest.importorskip("plotly")
 
 # {command: (its options, whether it ends where it would start a process)}. None: it may end before.
 READING = {
+    "compare": ("run other", False),
     "convert finalize": ("checkpoints made", None),
     "convert megatron-to-hf": ("checkpoints made", None),
     "coverage": ("--model llama32-1b --mode linear_mine --plugin mine.py", True),
@@ -48,6 +49,8 @@ READING = {
     "report": ("run other -o made", False),
     "report ": (". -o made --latex", False),
     "rerun": ("run", None),
+    "runs show": ("run", False),
+    "runs rm": ("run other --yes", False),
     "sweep": (
         "--modes FA_mine --plugin mine.py --models llama32-1b --datasets wikipedia -o made",
         True,
@@ -57,6 +60,12 @@ READING = {
         None,
     ),
     "track": ("run --tracker mlflow", None),
+    "train": ("--quantization linear_mine --plugin mine.py --list", False),
+    "train ": (
+        "--quantization linear_mine --plugin mine.py --model llama32-1b --dataset wikipedia "
+        "--training-config tiny",
+        True,
+    ),
 }
 # Commands that are given none of them.
 OTHERS = {

@@ -9,12 +9,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from click.exceptions import UsageError
+from typer.core import TyperCommand, TyperGroup
 
 from mqo.commands.adopt import adopt
 from mqo.commands.apply import apply
+from mqo.commands.compare import compare
 from mqo.commands.convert import convert
 from mqo.commands.coverage import coverage
 from mqo.commands.data import data
@@ -32,6 +35,7 @@ from mqo.commands.recipe import recipe
 from mqo.commands.report import report
 from mqo.commands.rerun import rerun
 from mqo.commands.restore import restore
+from mqo.commands.runs import runs
 from mqo.commands.setup import setup
 from mqo.commands.simulate import ANY_WORDS, PassesOn, simulate
 from mqo.commands.snapshot import snapshot
@@ -39,31 +43,58 @@ from mqo.commands.stats import stats
 from mqo.commands.status import status
 from mqo.commands.sweep import sweep
 from mqo.commands.track import track
+from mqo.commands.train import TrainingCommand, train
 from mqo.commands.vendor import vendor
 from mqo.commands.verify import verify
 from mqo.project import Project
 from mqo.terminal import guarded
 
+
+class Nearest(TyperGroup):
+    """Commands that suggest one name for a mistyped command or option, the nearest."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; a usage error keeps only the first of the names that it suggests."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            if near := getattr(error, "possibilities", None):
+                vars(error)["possibilities"] = list(near)[:1]
+            raise
+
+
 app = typer.Typer(
+    cls=Nearest,
     help="Megatron Quant Overlay: patch a vendored Megatron-LM, run it quantized, undo it exactly.",
     no_args_is_help=True,
-    add_completion=False,
-    suggest_commands=False,  # click suggests the nearest ones, too
+    suggest_commands=False,  # click suggests one, too
     pretty_exceptions_enable=False,
 )
-_command: Callable[..., None]
-for _command in (vendor, apply, restore, status, diff, verify, snapshot, adopt):
-    app.command()(_command)
-app.command(name="eval")(evaluate)
-for _command in (generate, sweep, report, perf):
-    app.command()(_command)
-for _command in (simulate, coverage):
-    app.command(cls=PassesOn, context_settings=ANY_WORDS)(_command)
-for _command in (track, setup, doctor, stats, plot, rerun, export):
-    app.command()(_command)
-for _group in (matrix, convert, data, recipe, formats, plugin):
-    _group.suggest_commands = False
-    app.add_typer(_group)
+_Command = Callable[..., None] | typer.Typer
+# The help shows the panels and the commands in this order.
+PANELS: dict[str, tuple[_Command, ...]] = {
+    "Train and compare": (train, sweep, runs, compare, report, perf, rerun, track),
+    "Look closer": (coverage, simulate, plot, stats, evaluate, generate, doctor),
+    "Models and data": (setup, data, convert, export, recipe, formats, plugin, matrix),
+    "Megatron's source": (vendor, apply, restore, status, diff, verify, snapshot, adopt),
+}
+_CLASSES: dict[_Command, type[TyperCommand]] = {
+    train: TrainingCommand,
+    simulate: PassesOn,
+    coverage: PassesOn,
+}
+for _panel, _commands in PANELS.items():
+    for _command in _commands:
+        if isinstance(_command, typer.Typer):
+            _command.suggest_commands = False
+            app.add_typer(_command, rich_help_panel=_panel)
+        else:
+            app.command(
+                "eval" if _command is evaluate else None,
+                cls=_CLASSES.get(_command),
+                context_settings=ANY_WORDS if _CLASSES.get(_command) is PassesOn else None,
+                rich_help_panel=_panel,
+            )(_command)
 
 
 def _print_version(wanted: bool) -> None:
@@ -85,4 +116,4 @@ def options(
 def main() -> None:
     """Run the `mqo` program."""
     logging.basicConfig(format="mqo: %(message)s", stream=sys.stderr)
-    guarded(app)
+    guarded(lambda: app(prog_name="mqo"))

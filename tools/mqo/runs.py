@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ STEP_TIME = "iteration-time"  # in seconds
 MOST_STEPS = 1 << 53  # what a float counts exactly
 SWEEP = "sweep.json"  # next to the runs of a sweep
 Series = list[tuple[int, float]]
+Value = str | int | float | bool
 
 
 QUANTIZERS: str = files.QUANTIZERS  # the key of implementation.json
@@ -75,6 +77,18 @@ def last_of_each_step(series: Series) -> Series:
     has two validation losses if it is also a step of --eval-interval, and the final one counts.
     """
     return sorted(dict(series).items())
+
+
+def flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Value]]:
+    """Yield (path with dots, value) of each value; lists become JSON, and None is left out."""
+    for key, value in table.items():
+        name = f"{above}{key}"
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{name}.")
+        elif isinstance(value, list):
+            yield name, json.dumps(value)
+        elif value is not None:
+            yield name, value
 
 
 def is_run(folder: Path) -> bool:
@@ -161,5 +175,5 @@ def latest(runs: Path) -> RunFolder:
     raise RunError(
         f"{runs} holds no run with metrics",
         expected="at least one",
-        help="Run script/train_config.py, which trains one",
+        help="Run `mqo train`, which trains one",
     )

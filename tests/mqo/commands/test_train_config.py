@@ -117,6 +117,13 @@ def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
             cell(flag, "7")
 
 
+def test_a_mistyped_option_has_one_suggestion():
+    for typed, meant in (("--modle", "--model"), ("--quantizaton=x", "--quantization")):
+        with pytest.raises(MqoError, match=rf"Did you mean {meant}\? ") as error:
+            cell(typed, "7")
+        assert str(error.value).count("Did you mean") == 1
+
+
 def test_the_version_is_the_one_of_mqo(monkeypatch, capsys):
     monkeypatch.setattr(train_config.sys, "argv", ["train_config.py", "--version"])
     train_config.main()
@@ -257,11 +264,11 @@ def test_a_dry_run_lists_what_is_missing_where_its_run_ends(
 ):
     monkeypatch.chdir(tmp_path)
     words = [*NAMES, "--training-config", "smoke", "--runs", str(tmp_path / "runs"), *words]
-    train_config._main(["--dry-run", *words], False)
+    train_config.train_with(["--dry-run", *words], False)
     missing = [line for line in capsys.readouterr().out.splitlines() if "# missing: " in line]
     assert any(named in line for line in missing)
     with pytest.raises(MissingError) as refused:
-        train_config._main(words, False)
+        train_config.train_with(words, False)
     assert f"# missing: {refused.value}" in missing
     assert not (tmp_path / "runs").exists()
 
@@ -312,7 +319,7 @@ def test_a_dry_run_is_refused_where_its_run_is(words, error, tmp_path, monkeypat
     texts = []
     for argv in ([*own, "--dry-run", "--", *flags], [*own, "--", *flags]):
         with pytest.raises(error) as refused:
-            train_config._main(argv, False)
+            train_config.train_with(argv, False)
         texts.append(str(refused.value))
     assert texts[0] == texts[1]
     assert not (tmp_path / "runs").exists()
@@ -327,7 +334,7 @@ def test_an_unknown_literal_in_the_tree_is_refused(patched, tmp_path, monkeypatc
     words += ["--megatron", str(patched.tree.root), "--runs", str(tmp_path / "runs")]
     for more in (["--dry-run"], []):
         with pytest.raises(OverlayError, match="mxfp9"):
-            train_config._main([*words, *more], False)
+            train_config.train_with([*words, *more], False)
 
 
 def test_a_dry_run_of_an_edited_tree_is_refused_as_its_run_is(patched, tmp_path):
@@ -337,8 +344,8 @@ def test_a_dry_run_of_an_edited_tree_is_refused_as_its_run_is(patched, tmp_path)
     edited = root / patched.tree.manifest().touched_by("quant_sites")[0]
     edited.write_text(edited.read_text() + "# by hand\n")
     with pytest.raises(EditedError):
-        train_config._main(words, False)
-    train_config._main([*words, "--allow-edits"], False)
+        train_config.train_with(words, False)
+    train_config.train_with([*words, "--allow-edits"], False)
 
 
 @pytest.mark.parametrize("edited", [True, False])
@@ -351,7 +358,7 @@ def test_the_shared_tree_is_checked_as_its_run_does(edited, vendored, monkeypatc
 
 
 def test_for_a_device_that_is_not_there_missing_data_are_a_note(capsys):
-    train_config._main(
+    train_config.train_with(
         [*NAMES, "--training-config", "standard", "--dry-run", "--device", "h200"], False
     )
     assert "# missing: No data was given for" in capsys.readouterr().out
@@ -413,9 +420,9 @@ def test_a_run_whose_checkpoint_is_in_use_is_refused_and_makes_no_folder(tmp_pat
     words = [str(saved), *NAMES, "--training-config", "smoke", "--runs", str(runs)]
     with locked(saved, tmp_path / "first", Cluster(), print):
         with pytest.raises(RunError, match=f"{tmp_path}/first"):
-            train_config._main(words, False)
-        train_config._main([*words, "--dry-run"], False)
+            train_config.train_with(words, False)
+        train_config.train_with([*words, "--dry-run"], False)
         assert f"# not yet: {saved} is in use by run {tmp_path}/first" in capsys.readouterr().out
     assert not runs.exists()
-    train_config._main([*words, "--dry-run"], False)
+    train_config.train_with([*words, "--dry-run"], False)
     assert "in use" not in capsys.readouterr().out

@@ -76,7 +76,7 @@ def test_the_command_says_so_and_makes_no_run_folder(saved, tmp_path, capsys):
     end(saved, config(saved))
     words = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "linear_mxfp8"]
     words += ["--training-config", "tiny", "--runs", str(tmp_path / "others")]
-    train_config._main([str(saved), *words], front_end=False)
+    train_config.train_with([str(saved), *words], front_end=False)
     assert capsys.readouterr().out.startswith("finished : already trained: step 8 of 8")
     assert not (tmp_path / "others").exists()
 

@@ -111,7 +111,7 @@ def test_the_command_of_a_run_is_that_of_its_cell(rest):
         words = shlex.split(planned.command())
         threads = words.pop(0) if planned.threads else ""
         assert threads == (f"OMP_NUM_THREADS={planned.threads}" if planned.threads else "")
-        assert words[:2] == ["python3", "script/train_config.py"]
+        assert words[:2] == ["mqo", "train"]
         own, extra = arguments.split_flags(words[2:])
         cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
         assert cell == planned.config.with_experiment(training=cell.experiment.training)
@@ -136,7 +136,7 @@ def test_only_a_run_that_uses_a_quantizer_names_it(tmp_path, ways, options, word
     for way in others:
         made = plan(PerfOptions("llama32-1b", way, base, "wikipedia", "smoke"), CPU)
         assert "--plugin" not in made.baseline.command()
-        given = shlex.split(made.mode.command().partition("train_config.py")[2])
+        given = shlex.split(made.mode.command().partition("mqo train")[2])
         own, extra = arguments.split_flags(given)
         assert [word for word in own if word.startswith("--plugin")] == words
         cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)

@@ -1,5 +1,7 @@
 """What a script asks of the launcher."""
 
+from pathlib import Path
+
 import pytest
 from mqo.errors import MqoError
 from mqo.project import Project
@@ -35,10 +37,19 @@ def test_a_script_of_ones_own_may_give_more(tmp_path):
     assert arguments(script) == (["--model", "a b", "--recipe", "nvfp4", "--", "--lr", "1"], True)
 
 
+def test_a_script_may_call_the_command(tmp_path):
+    assert arguments(Path("train")) == ([], False)
+    script = tmp_path / "run.sh"
+    script.write_text("set -e\n.venv/bin/mqo report\n.venv/bin/mqo train --model x -- --lr 1\n")
+    assert arguments(script) == (["--model", "x", "--", "--lr", "1"], False)
+
+
 @pytest.mark.parametrize(
     "text",
     [
         "echo nothing\n",
+        "mqo sweep train --model x\n",
+        "train --model x\n",
         "python3 train_config.py --model $MODEL\n",
         "python3 'train_config.py\n",
         "",
@@ -57,9 +68,9 @@ def test_a_variable_of_the_shell_is_named(tmp_path):
     with pytest.raises(MqoError) as error:
         arguments(script)
     assert str(error.value) == (
-        f"{script} uses $MODEL of the shell. Expected: a script that calls train_config.py or "
-        "flash_attention_config.py with plain words, as in script/; or one of these two, followed "
-        "by its options."
+        f"{script} uses $MODEL of the shell. Expected: a script that calls `mqo train`, "
+        "train_config.py or flash_attention_config.py with plain words, as in script/; or `train` "
+        "or one of these two, followed by its options."
     )
 
 

@@ -28,7 +28,7 @@ class PassesOn(TyperCommand):
 def simulate(
     context: typer.Context,
     script: Annotated[
-        Path, typer.Argument(help="A script of script/, or script/train_config.py with options.")
+        Path, typer.Argument(help="A script of script/, or `train` with its options.")
     ],
     device: Annotated[str, typer.Option(help="The GPUs: h100-80gb, h200, b200 ...")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes with 8 GPUs each.")] = 1,

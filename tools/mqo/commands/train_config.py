@@ -1,4 +1,4 @@
-"""script/train_config.py and script/flash_attention_config.py: train a model."""
+"""script/train_config.py and script/flash_attention_config.py: train a model, as `mqo train`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def main(front_end: bool = False) -> None:
 
     `front_end` is the command line that quantizes only attention.
     """
-    guarded(lambda: _main(sys.argv[1:], front_end))
+    guarded(lambda: train_with(sys.argv[1:], front_end))
 
 
-def _main(argv: list[str], front_end: bool) -> None:
+def train_with(argv: list[str], front_end: bool = False, program: str | None = None) -> None:
+    """Train with these arguments; `program` is the command's name in its help."""
     own, extra = split_flags(argv)
-    args = parser(front_end).parse_intermixed_args(own)
+    args = parser(front_end, program).parse_intermixed_args(own)
     if args.version:
         print(Project.here().version())
         return

@@ -7,6 +7,7 @@ between them, and Megatron's own flags after `--`.
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,8 +50,16 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise MqoError(
             f"The command line is not valid: {message}",
-            help="--help lists the options; Megatron's own flags go after `--`",
+            help=f"{self._nearest(message)}--help lists the options; Megatron's own flags go after "
+            "`--`",
         )
+
+    def _nearest(self, message: str) -> str:
+        """Return a question about the option nearest to the first unknown one; '' without one."""
+        options = [option for action in self._actions for option in action.option_strings]
+        unknown = message.partition("unrecognized arguments: ")[2].partition(" ")[0]
+        near = difflib.get_close_matches(unknown.partition("=")[0], options, n=1, cutoff=0.8)
+        return f"Did you mean {near[0]}? " if near else ""
 
 
 def _path(text: str) -> Path:
@@ -60,9 +69,13 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def parser(front_end: bool = False) -> argparse.ArgumentParser:
-    """Return the parser. It accepts any name; the tables check names and list the valid ones."""
+def parser(front_end: bool = False, program: str | None = None) -> argparse.ArgumentParser:
+    """Return the parser. It accepts any name; the tables check names and list the valid ones.
+
+    `program` is the name of the command in its help, by default that of the script.
+    """
     result = _Parser(
+        prog=program,
         description="Train a model on a dataset in a quantization mode; each run gets a folder.",
         epilog=f"MODE is one of {', '.join(tables.patterns(_modes(front_end)))}. "
         f"{tables.types_text()}. Everything after `--` goes to Megatron's own argument parser.",

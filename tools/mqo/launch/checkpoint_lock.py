@@ -211,16 +211,23 @@ def locked(
 
 def check_free(folder: Path | None, where: Cluster) -> None:
     """Raise RunError if a run would be refused now; change nothing."""
-    if folder is None or not (folder / FILE).is_file():
+    record = record_in(folder) if folder else None
+    if folder is None or record is None:
         return
     here, job = Host.here(), RunIdentity.from_cluster(where)
-    try:
-        record = LockRecord.parse(read_bytes(folder / FILE, Limit.SETTINGS))
-    except (OSError, ValueError):
-        return  # the run itself checks it again
     for holder in record.rivals(job, where.node_rank):
         if holder.state(here, time.time()) == "live":
             raise _refused(folder, holder, here)
+
+
+def record_in(folder: Path) -> LockRecord | None:
+    """Return the record in a folder; None if there is none, or for a damaged one."""
+    if not (folder / FILE).is_file():
+        return None
+    try:
+        return LockRecord.parse(read_bytes(folder / FILE, Limit.SETTINGS))
+    except (OSError, ValueError):  # a run itself checks it again
+        return None
 
 
 def _refused(folder: Path, holder: Holder, here: Host) -> RunError:

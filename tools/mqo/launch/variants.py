@@ -32,7 +32,7 @@ class Variant:
     """A way to quantize.
 
     `name` is for run folders, `rest` the other arguments of `resolve`, and `words` the equivalent
-    flags of train_config.py.
+    flags of `mqo train`.
     """
 
     name: str

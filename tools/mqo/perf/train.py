@@ -84,7 +84,7 @@ class PerfRun:
     def command(self) -> str:
         """Return a shell command that trains the same."""
         experiment, quantization = self.config.experiment, self.config.quantization
-        words = ["python3", "script/train_config.py", "--model", experiment.model.name]
+        words = ["mqo", "train", "--model", experiment.model.name]
         words += ["--dataset", experiment.dataset.name, *self.variant.words]
         words += (
             ["--gemms", quantization.gemms]

@@ -198,7 +198,7 @@ def find(
         raise RunError(
             f"{', '.join(map(str, paths))} holds no run",
             expected="folders with a cell.json",
-            help="Run script/train_config.py or `mqo sweep` to train some",
+            help="Run `mqo train` or `mqo sweep` to train some",
         )
     return [(name, RunFolder(run_path)) for run_path, name in names.items()]
 

@@ -120,7 +120,7 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
         validated=validated,
         verdict=verdict(rows, tolerance, continued=first.continued),
         differs=tuple(_differs(first, others)),
-        cautions=tuple(_cautions(runs)),
+        cautions=tuple(cautions(runs)),
     )
 
 
@@ -148,7 +148,7 @@ def _shown(name: str, own: Mapping[str, str], rest: Sequence[Mapping[str, str]])
     return value if short in (PurePath(other).name for other in others if other != value) else short
 
 
-def _cautions(runs: Sequence[Run]) -> list[str]:
+def cautions(runs: Sequence[Run]) -> list[str]:
     """Return the differences between runs that may change a loss."""
     facts: Mapping[str, Callable[[Run], object]] = {
         "commits": lambda run: run.commit,

@@ -21,28 +21,28 @@ def summary(group: Group) -> Iterator[str]:
 
     count, longest = len(group.runs), max(len(row.label) for row in group.rows)
     width = min(longest, MOST_OF_LABEL)
-    yield from _wrapped(f"{group.title}: {count} run{'s' * (count > 1)}", "")
+    yield from wrapped(f"{group.title}: {count} run{'s' * (count > 1)}", "")
     if group.subtitle:
-        yield from _wrapped(f"only here: {group.subtitle}")
+        yield from wrapped(f"only here: {group.subtitle}")
     yield f"  {'':{width}}  seeds    loss  gap to unquantized [95 % interval]"
     for row in group.rows:
         gap, short = row.evidence.get("gap"), row.label
         if len(row.label) > width:
-            yield from _wrapped(row.label)
+            yield from wrapped(row.label)
             short = ""
         yield f"  {short:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {shown(gap)}"
         if words := unseen(gap):
-            yield from _wrapped(words, " " * (width + 4))
+            yield from wrapped(words, " " * (width + 4))
     verdict = group.verdict
     if verdict.choice:
         rule = f"By the rule of docs/report.md, with T = {verdict.tolerance:.2%}"
         firm = "." if not verdict.doubts else ", but the evidence does not separate the modes:"
-        yield from _wrapped(f"{rule}, take {group.choice}{firm}")
+        yield from wrapped(f"{rule}, take {group.choice}{firm}")
     for text in verdict.doubts:
-        yield from _wrapped(text)
+        yield from wrapped(text)
 
 
-def _wrapped(text: str, indent: str = "  ") -> list[str]:
+def wrapped(text: str, indent: str = "  ") -> list[str]:
     """Return a text in lines of at most WIDTH columns; those after the first are indented more."""
     return textwrap.wrap(
         text, WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_on_hyphens=False

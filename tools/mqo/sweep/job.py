@@ -21,7 +21,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Train; the exit codes are those of train_config.py."""
+    """Train; the exit codes are those of `mqo train`."""
     with process.command():
         _end_with(os.environ.pop(PARENT, ""))
         guarded(lambda: train(RunFolder(Path(sys.argv[1]).resolve()), *sys.argv[2:]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
-from mqo.runs import SWEEP, RunFolder
-from mqo.track.tracker import MetricRow, Run, Status, Value
+from mqo.runs import SWEEP, RunFolder, flat
+from mqo.track.tracker import MetricRow, Run, Status
 from mqo.untrusted import Limit, check_file, reading
 
 SOURCE = "source.tar.gz"
@@ -20,7 +19,7 @@ SOURCE = "source.tar.gz"
 
 def tracker_run(run: RunFolder) -> Run:
     """Return the run's name, group and parameters for trackers."""
-    parameters = dict(_flat(run.read_config()))
+    parameters = dict(flat(run.read_config()))
     return Run(run.root.name, group_of(run), parameters, run.root)
 
 
@@ -28,18 +27,6 @@ def group_of(run: RunFolder) -> str | None:
     """Return the name of the sweep that the run belongs to."""
     above = run.root.parent
     return above.name if (above / SWEEP).is_file() else None
-
-
-def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Value]]:
-    """Yield (path with dots, value) of each value; lists become JSON, and None is left out."""
-    for key, value in table.items():
-        name = f"{above}{key}"
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{name}.")
-        elif isinstance(value, list):
-            yield name, json.dumps(value)
-        elif value is not None:
-            yield name, value
 
 
 def values(rows: Iterable[Mapping[str, Any]]) -> Iterator[MetricRow]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
+from mqo.runs import Value
+
 Status = Literal["finished", "failed"]
-Value = str | int | float | bool
 
 
 class MetricRow(NamedTuple):

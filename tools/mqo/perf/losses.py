@@ -1,0 +1,293 @@
+"""Compare the losses of runs with those of a baseline, paired by seed, and list what differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mqo.errors import MqoError, UnknownNameError
+from mqo.perf.ratio import quartiles
+from mqo.perf.verdicts import Quartiles
+from mqo.report.collect import Run, collect
+from mqo.report.compare import cautions
+from mqo.report.evidence import Evidence, evidence
+from mqo.report.lines import MOST_OF_LABEL, wrapped
+from mqo.report.rows import BASELINE, TAIL, Spread, final_loss
+from mqo.runs import Value, flat
+
+# Runs whose texts differ in these have losses that are not comparable.
+_TEXT = ("dataset", "data", "steps", "tokens per step", "vocabulary")
+_SEED = "--seed"
+Differences = Mapping[str, tuple[Value | None, Value | None]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """Runs that differ only in the seed, and their gap to the baseline: 0.01 is one percent more.
+
+    `gap` is that of the final losses over seeds. `steps` is that of the training losses at the same
+    steps of the same seed, over `pairs` of the last steps. `differs` has the baseline's value and
+    this side's of each field of cell.json that differs; None if it is empty.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    loss: Spread
+    gap: Evidence | None = None
+    steps: Quartiles | None = None
+    pairs: int = 0
+    differs: Differences | None = None
+    cautions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The baseline first, then the other sides. `validated`: losses are validation losses."""
+
+    sides: tuple[Side, ...]
+    validated: bool
+    left_out: tuple[str, ...]
+
+    @property
+    def baseline(self) -> Side:
+        """Return the side that the others are compared with."""
+        return self.sides[0]
+
+
+def compare_losses(paths: Sequence[Path], baseline: str | None = None) -> Comparison:
+    """Compare the runs at `paths`, which are runs or folders of them.
+
+    The baseline is the side of that name or with a run of that name; by default the first run, or
+    in a folder its unquantized runs.
+
+    Raises:
+        MqoError: fewer than two sides have a result, or no side has the baseline's name.
+    """
+    runs, left_out = collect(paths)
+    notes = [f"{other.name}: {other.what}; {other.reason}" for other in left_out]
+    kinds: dict[tuple, dict[str, Run]] = {}
+    for run in runs:
+        seeds = kinds.setdefault(_kind(run), {})
+        if (earlier := seeds.get(run.seed)) is not None:
+            same = "the same" if _losses(earlier) == _losses(run) else "not the same"
+            words = f"repeated by {run.name}, whose losses are {same} to the last bit"
+            notes.append(f"{earlier.name}: {words}")
+        seeds[run.seed] = run
+    sides = [tuple(seeds.values()) for seeds in kinds.values()]
+    if len(sides) < 2:
+        known = f"{len(sides)} way to train" if sides else "no run with a result"
+        raise MqoError(
+            f"There is {known} in {', '.join(map(str, paths))}"
+            + "".join(f"; {note}" for note in notes),
+            expected="runs that differ in more than the seed",
+            help="`mqo runs` lists the runs",
+        )
+    labels = _labels(sides)
+    base = _first(sides, paths[0]) if baseline is None else _named(sides, labels, baseline)
+    order = sorted(range(len(sides)), key=lambda i: i != base)
+    validated = all(run.valid for side in sides for run in side)
+    chosen = _sides([sides[i] for i in order], [labels[i] for i in order], validated)
+    return Comparison(chosen, validated, tuple(notes))
+
+
+def _kind(run: Run) -> tuple:
+    """Return all that runs of a side have in common; the runs of a report's row have it, too."""
+    setting = frozenset(run.setting.items())
+    return run.model, run.dataset, run.config, setting, run.steps, run.variant
+
+
+def _losses(run: Run) -> tuple:
+    return run.train, run.valid
+
+
+def _labels(sides: Sequence[Sequence[Run]]) -> list[str]:
+    """Return a name for each side: its mode's, with that of its first run if others share it."""
+    names = [side[0].label for side in sides]
+    return [
+        f"{name} ({side[0].name})" if names.count(name) > 1 else name
+        for name, side in zip(names, sides, strict=True)
+    ]
+
+
+def _first(sides: Sequence[Sequence[Run]], path: Path) -> int:
+    """Return the index of the side at the first path, the unquantized one if there are several."""
+    root = path.resolve()
+    below = [i for i, s in enumerate(sides) if any(r.folder.root.is_relative_to(root) for r in s)]
+    unquantized = [i for i in below if sides[i][0].variant == BASELINE]
+    return (*unquantized, *below, 0)[0]
+
+
+def _named(sides: Sequence[Sequence[Run]], labels: Sequence[str], name: str) -> int:
+    for i, side in enumerate(sides):
+        folders = {str(run.folder.root) for run in side}
+        names = {labels[i], side[0].variant} | {run.name for run in side} | folders
+        if name in names or str(Path(name).resolve()) in folders:
+            return i
+    raise UnknownNameError("side of the comparison", name, labels)
+
+
+def _sides(
+    sides: Sequence[tuple[Run, ...]], labels: Sequence[str], validated: bool
+) -> tuple[Side, ...]:
+    base = {run.seed: run for run in sides[0]}
+    pairs = [[(run, base[run.seed]) for run in side if run.seed in base] for side in sides[1:]]
+    gaps = evidence(
+        [[final_loss(run, validated) / final_loss(b, validated) - 1 for run, b in p] for p in pairs]
+    )
+    results = []
+    for runs, label, pair, gap in zip(sides[1:], labels[1:], pairs, gaps, strict=True):
+        steps = [gap for run, other in pair for gap in _step_gaps(run, other)]
+        run, other = pair[0] if pair else (runs[0], sides[0][0])
+        results.append(
+            Side(
+                label,
+                runs,
+                _spread(runs, validated),
+                gap,
+                quartiles(steps) if steps else None,
+                len(steps),
+                differences(other, run),
+                tuple(_cautions(other, run, bool(pair))),
+            )
+        )
+    return (Side(labels[0], sides[0], _spread(sides[0], validated)), *results)
+
+
+def _spread(runs: Sequence[Run], validated: bool) -> Spread:
+    spread = Spread.over(final_loss(run, validated) for run in runs)
+    assert spread is not None  # there are runs
+    return spread
+
+
+def _step_gaps(run: Run, base: Run) -> list[float]:
+    """Return the gaps of the training losses at the last tenth of the steps that both have."""
+    other = dict(base.train)
+    gaps = [value / other[step] - 1 for step, value in run.train if step in other]
+    return [gap for gap in gaps[-max(1, int(TAIL * len(gaps))) :] if math.isfinite(gap)]
+
+
+def differences(base: Run, run: Run) -> dict[str, tuple[Value | None, Value | None]]:
+    """Return {field of cell.json: (its values in `base` and `run`)}, without seeds."""
+    first, second = (_fields(each) for each in (base, run))
+    names = [*first, *(name for name in second if name not in first)]
+    return {
+        name: (first.get(name), second.get(name))
+        for name in names
+        if first.get(name) != second.get(name)
+    }
+
+
+def _fields(run: Run) -> dict[str, Value]:
+    config = run.folder.read_config()
+    words = list(config["experiment"].get("extra_flags") or [])
+    while _SEED in words:
+        at = words.index(_SEED)
+        del words[at : at + 2]
+    return dict(flat(config | {"experiment": config["experiment"] | {"extra_flags": words}}))
+
+
+def _cautions(base: Run, run: Run, paired: bool) -> Iterator[str]:
+    texts = [
+        (r.dataset, r.setting["data"], r.steps, r.tokens_per_step, r.vocabulary)
+        for r in (base, run)
+    ]
+    unlike = [name for name, a, b in zip(_TEXT, *texts, strict=True) if a != b]
+    if unlike:
+        yield f"not trained on the same tokens: {', '.join(unlike)} differ"
+    if not paired:
+        yield "no seed in common with the baseline, so there is no gap"
+    yield from cautions([base, run])
+
+
+# -- output ----------------------------------------------------------------------------------------
+
+
+def comparison_lines(result: Comparison) -> Iterator[str]:
+    """Yield the comparison in lines of at most 80 columns."""
+    base = result.baseline
+    width = min(MOST_OF_LABEL, max(len(side.label) for side in result.sides))
+    kind = "validation loss" if result.validated else "training loss, the mean of the last tenth"
+    yield from wrapped(f"baseline: {base.label}; the loss is the final {kind}", "")
+    yield f"  {'':{width}}  seeds    loss  gap to the baseline [95 % interval]"
+    for side in result.sides:
+        yield from _side_lines(side, width)
+    for side in result.sides[1:]:
+        yield from wrapped(f"{side.label} differs from the baseline in (cell.json):", "")
+        for name, (was, now) in (side.differs or {}).items():
+            yield from wrapped(f"{name}: {_value(was)} -> {_value(now)}")
+        if not side.differs:
+            yield "  nothing"
+    for note in result.left_out:
+        yield from wrapped(f"left out: {note}", "")
+
+
+def _side_lines(side: Side, width: int) -> Iterator[str]:
+    from mqo.report.page import shown
+
+    short = side.label
+    if len(side.label) > width:
+        yield from wrapped(side.label)
+        short = ""
+    gap = shown(side.gap) if side.differs is not None else ""
+    yield f"  {short:{width}}  {len(side.runs):5}  {side.loss.mean:.4f}  {gap}".rstrip()
+    if side.differs is None:
+        return
+    indent = " " * 6
+    if side.gap and side.gap.smallest is not None:
+        seen = "a difference is seen" if side.gap.seen else "no difference is seen"
+        count = len(side.gap.values)
+        words = f"{seen}; {count} seeds would detect a gap of {side.gap.smallest:.2%}"
+        yield from wrapped(words, indent)
+    elif side.gap:
+        yield from wrapped("one seed gives no interval: train at least three seeds", indent)
+    if side.steps:
+        yield from wrapped(_steps_text(side.steps, side.pairs), indent)
+    if side.cautions:
+        yield from wrapped(f"caution: {'; '.join(side.cautions)}", indent)
+
+
+def _steps_text(steps: Quartiles, pairs: int) -> str:
+    from mqo.report.page import MINUS
+
+    text = f"training loss at {pairs} pairs of last steps: median {steps.median:+.2%}"
+    if steps.low is not None and steps.high is not None:
+        text += f", quartiles {steps.low:+.2%} to {steps.high:+.2%}"
+    return text.replace("-", MINUS)
+
+
+def _value(value: Value | None) -> str:
+    return "nothing" if value is None else str(value)
+
+
+def comparison_table(result: Comparison) -> dict[str, Any]:
+    """Return the comparison for JSON."""
+    return {
+        "baseline": result.baseline.label,
+        "loss": "validation" if result.validated else "training",
+        "sides": [_side_table(side, result.validated) for side in result.sides],
+        "left_out": result.left_out,
+    }
+
+
+def _side_table(side: Side, validated: bool) -> dict[str, Any]:
+    runs = [
+        {
+            "name": run.name,
+            "folder": str(run.folder.root),
+            "seed": run.seed,
+            "loss": final_loss(run, validated),
+        }
+        for run in side.runs
+    ]
+    return {
+        "label": side.label,
+        "loss": side.loss.mean,
+        "runs": runs,
+        "gap": side.gap and asdict(side.gap) | {"seen": side.gap.seen},
+        "steps": side.steps and asdict(side.steps) | {"pairs": side.pairs},
+        "differs": side.differs,
+        "cautions": side.cautions,
+    }
