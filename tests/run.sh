@@ -15,7 +15,7 @@ for argument in "$@"; do
     fi
 done
 python=$(python3 "$root/tools/bootstrap.py")
-"$python" -m mqo setup
+"$python" -m mqo setup --dataset wikipedia --dataset dolma
 "$python" "$root/tests/get_packages.py"
 cd "$root"
 # Two processes that share the cores must not spin while they wait for one another.

@@ -2,17 +2,20 @@
 
 import json
 import math
+import shutil
 import subprocess
 import sys
 
 import pytest
-from mqo.errors import RunError
+from mqo.errors import DataError, RunError
+from mqo.launch.config import resolve
+from mqo.launch.own_data import of_options
 from mqo.launch.rerun import BitEqual, compare, rerun
 from mqo.runs import TRAIN_LOSS, RunFolder
 from mqo.sweep.state import SweepFolder
 
 pytest.importorskip("torch")
-from .real_runs import TINY, losses, stats_of, tracked
+from .real_runs import TINY, losses, run, stats_of, tracked
 from .vendored_tree import PROJECT as PROJECT
 
 
@@ -84,6 +87,29 @@ def test_a_replay_is_bit_equal(start, checkout_with, tmp_path):
     rows[at] = json.dumps(row | {"value": math.nextafter(row["value"], 0)}) + "\n"
     changed.metrics.write_text("".join(rows))
     assert compare(changed, again).step == 4
+
+
+@pytest.mark.slow
+def test_a_run_on_own_text_is_replayed_also_without_the_index(checkout_with, tmp_path):
+    sentences = [f"Miller {n} weighs {n * 37 % 101} sacks at dawn." for n in range(1000)]
+    text = tmp_path / "tales.txt"
+    text.write_text("\n\n".join(sentences))
+    project = checkout_with(runs=tmp_path / "runs", own_data=tmp_path / "data")
+    data = of_options(project, [text], None, None)
+    config = resolve("llama32-1b", None, "linear_mxfp8", "tiny", **data.fields)
+    original = run(project, config)
+    assert original.root.name.endswith("llama32-1b_tales_linear_mxfp8_tiny")
+    trained, valid = losses(original)
+    assert trained[-1][1] < trained[0][1] < math.log(4096)
+    assert valid
+    folder = data.data_prefix.parent
+    shutil.rmtree(folder)
+    found = rerun(project, original, report=lambda line: None)
+    assert found == BitEqual(found.run, 8)
+    shutil.rmtree(folder)
+    text.write_text("Another tale.\n\n" * 1000)
+    with pytest.raises(DataError, match=f"{text} has changed"):
+        rerun(project, original, report=lambda line: None)
 
 
 @pytest.mark.slow

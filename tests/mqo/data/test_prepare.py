@@ -7,10 +7,11 @@ import sys
 import threading
 
 import pytest
-from mqo.data import mix, sample, tokenizer
+from mqo.data import cached, mix, sample, tokenizer
 from mqo.data import prepare as prepare_module
+from mqo.data.cached import STAMP
 from mqo.data.pipeline import Counts
-from mqo.data.prepare import STAMP, prepare
+from mqo.data.prepare import prepare
 from mqo.errors import UnknownNameError
 from mqo.project import Project
 
@@ -96,7 +97,7 @@ _STEPS = [
     (sample, "write_jsonl"),
     (tokenizer, "train"),
     (prepare_module, "build_index"),
-    (prepare_module, "_fingerprints"),
+    (cached, "_fingerprints"),
 ]
 
 

@@ -156,7 +156,8 @@ def test_data_that_changed_or_is_gone_is_refused(original, tmp_path):
     (tmp_path / "corpus.bin").write_text("tokenS")
     (tmp_path / "corpus.idx").unlink()
     with pytest.raises(
-        RunError, match=r"corpus\.bin has changed; .*corpus\.idx is gone.*`mqo setup`"
+        RunError,
+        match=r"corpus\.bin has changed; .*corpus\.idx is gone.*`mqo setup --dataset wikipedia`",
     ):
         replay(original)
     assert not (tmp_path / "runs").exists()

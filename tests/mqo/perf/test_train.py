@@ -8,6 +8,7 @@ import pytest
 from mqo.errors import MqoError
 from mqo.launch import arguments
 from mqo.launch.machine import Machine
+from mqo.launch.own_data import of_options
 from mqo.launch.plugins import PluginChoice
 from mqo.launch.variants import variants, with_plugins
 from mqo.perf import measure
@@ -115,6 +116,21 @@ def test_the_command_of_a_run_is_that_of_its_cell(rest):
         own, extra = arguments.split_flags(words[2:])
         cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
         assert cell == planned.config.with_experiment(training=cell.experiment.training)
+
+
+def test_the_command_of_a_run_with_own_text_names_the_text(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"text": "The miller weighs the flour."}\n')
+    data = of_options(Project.here(), [path], None, None, strict=True)
+    (way,) = variants("mxfp8")
+    (base,) = variants("bf16")
+    options = PerfOptions("llama32-1b", way, base, "mine", "smoke", data=data)
+    planned = plan(options, CPU).mode
+    own, extra = arguments.split_flags(shlex.split(planned.command())[2:])
+    cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
+    assert cell.experiment.text == data.text
+    assert cell == planned.config.with_experiment(training=cell.experiment.training)
+    json.dumps(options.facts)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ def coverage(context: typer.Context, as_json: JsonOption = False, tree: TreeOpti
     from mqo.launch import arguments
     from mqo.launch import coverage as program
     from mqo.launch.checks import check_layers
-    from mqo.launch.naming import own_data
     from mqo.matrix import tables
     from mqo.overlay.series import Series
     from mqo.quant.formats import SITES
@@ -27,8 +26,7 @@ def coverage(context: typer.Context, as_json: JsonOption = False, tree: TreeOpti
     project = Project.here()
     flags = list(context.obj)
     args = arguments.parser().parse_intermixed_args(context.args)
-    if args.dataset is None and own_data(args.data_prefix, flags) is None:
-        args.dataset = next(iter(tables.datasets()))  # the sizes do not depend on it
+    args.dataset = args.dataset or next(iter(tables.datasets()))  # the sizes do not depend on it
     config = arguments.config_from(args, flags)
     result = program.of_config(project, settled(tree), Series.of_project(project), config)
     names = {SITES[site].layer: layers for site, layers in result.layers_by_site().items()}

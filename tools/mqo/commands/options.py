@@ -54,6 +54,13 @@ IncludeOption = Annotated[
     list[str] | None,
     typer.Option(metavar="[SITE:]GLOB", help="The only layers to quantize; repeatable."),
 ]
+TextOption = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Your own text, as in train_config.py; repeatable."),
+]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Refuse a text with records that cannot be used.")
+]
 CHECKPOINTS = "A run, a checkpoint folder, or the folder of one iteration."
 TokenizerOption = Annotated[
     Path | None, typer.Option(help="A tokenizer folder; by default the training's.")

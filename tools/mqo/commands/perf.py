@@ -13,6 +13,8 @@ from mqo.commands.options import (
     PluginOption,
     PluginOptionOption,
     RecipesOption,
+    StrictOption,
+    TextOption,
     TrainingOption,
 )
 
@@ -45,7 +47,12 @@ def perf(
     recipes: RecipesOption = "",
     axis: AxisOption = None,
     baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
-    dataset: Annotated[str, typer.Option(help="A dataset.")] = "wikipedia",
+    dataset: Annotated[
+        str | None, typer.Option(help="A dataset; by default wikipedia, or the name of your text.")
+    ] = None,
+    text: TextOption = None,
+    strict: StrictOption = False,
+    tokenizer: Annotated[Path | None, typer.Option(help="With --text: a tokenizer folder.")] = None,
     training_config: TrainingOption = "smoke",
     gemms: GemmsOption = "fprop",
     plugin: PluginOption = None,
@@ -69,12 +76,14 @@ def perf(
     Exit 0 if no verdict fails, 1 if one does, 2 for errors.
     """
     from mqo.errors import MqoError, RunError
+    from mqo.launch import own_data
     from mqo.launch.plugins import PluginChoice
     from mqo.launch.variants import check_set_once, variants, with_plugins
     from mqo.matrix import tables
     from mqo.perf import measure
     from mqo.perf.train import PerfOptions
     from mqo.perf.verdicts import tables as limits
+    from mqo.project import Project
 
     try:
         _refuse_unread(context)
@@ -92,7 +101,10 @@ def perf(
         check_set_once(axis or (), plugins.options)
         ways = (base, *variants(mode or "", recipes, axis or ()))
         base, *chosen = with_plugins(ways, plugins)
-        rest = (base, dataset, training_config, choice, tuple(flags or ()), limits().steps)
+        words, extra = tokenizer and tokenizer.resolve(), tuple(flags or ())
+        data = own_data.of_options(Project.here(), text or (), words, None, extra, strict=strict)
+        dataset = dataset or (data.text.name if data.text else "wikipedia")
+        rest = (base, dataset, training_config, choice, extra, limits().steps, data)
         tests = [PerfOptions(model, variant, *rest) for variant in chosen]
         configs = [test.config_of(v, steps=1) for test in tests for v in (test.mode, base)]
         plugins.refuse_unused([config.quantization for config in configs])

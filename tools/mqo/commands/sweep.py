@@ -16,6 +16,8 @@ from mqo.commands.options import (
     PluginOption,
     PluginOptionOption,
     RecipesOption,
+    StrictOption,
+    TextOption,
     TrainingOption,
 )
 
@@ -32,7 +34,7 @@ _LIST = "comma-separated, globs allowed, or 'all'"
 Models = Annotated[str, typer.Option(help=f"Models, {_LIST}.")]
 Datasets = Annotated[
     str | None,
-    typer.Option(help=f"Datasets, {_LIST}; by default all, or the name of the --data-prefix."),
+    typer.Option(help=f"Datasets, {_LIST}; by default all, or the name of your data."),
 ]
 Modes = Annotated[
     str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
@@ -72,6 +74,8 @@ def sweep(
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
     tokenizer: Annotated[Path | None, typer.Option(help="A tokenizer folder.")] = None,
     data_prefix: Annotated[Path | None, typer.Option(help="An index, for one dataset.")] = None,
+    text: TextOption = None,
+    strict: StrictOption = False,
     nproc_per_node: Processes = 1,
     slurm: SlurmOptions = None,
     tracker: Tracker = None,
@@ -82,6 +86,7 @@ def sweep(
 
     Exit 1 if a run failed twice; the others still run.
     """
+    from mqo.launch import own_data
     from mqo.launch.config import Cluster
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
@@ -93,6 +98,9 @@ def sweep(
 
     if tracker is not None:
         check_tracker(tracker)
+    project, extra = Project.here(), tuple(flags or ())
+    words, prefix = tokenizer and tokenizer.resolve(), data_prefix and data_prefix.resolve()
+    data = own_data.of_options(project, text or (), words, prefix, extra, strict=strict)
     planned = configs.jobs(
         models,
         datasets,
@@ -102,17 +110,15 @@ def sweep(
         axes=tuple(axis or ()),
         plugins=PluginChoice.from_options(plugin, plugin_option),
         seeds=_seeds(seeds),
-        extra_flags=tuple(flags or ()),
+        extra_flags=extra,
         gemms=tables.check_gemms(gemms),
         exclude=tuple(exclude or ()),
         include=tuple(include or ()),
         dtype=tables.check_dtype(dtype),
-        tokenizer=tokenizer and tokenizer.resolve(),
-        data_prefix=data_prefix and data_prefix.resolve(),
+        **data.fields,
         cluster=Cluster(nproc_per_node=nproc_per_node),
     )
     configs.check(planned)
-    project = Project.here()
     sweep_folder = SweepFolder(folder_of(folder or default_folder(project, planned)))
     with sweep_folder.held():
         executor = _executor(sweep_folder, slurm, jobs, nproc_per_node, len(planned), tracker)

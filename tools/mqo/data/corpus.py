@@ -3,10 +3,11 @@
 import glob
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from mqo.errors import DataError, check_name
 from mqo.untrusted import Limit, open_file
@@ -23,6 +24,13 @@ CHUNK = 1 << 20  # bytes of JSON lines: some hundred documents, and small enough
 _ROWS = 256  # of parquet in a chunk
 _MOST = Limit.TEXT  # bytes of a document: packed ones may expand to a thousand times their size
 
+_NO_TEXT = "without a text"
+_KINDS_OF_FAULTS: Mapping[type[Exception], str] = {
+    UnicodeDecodeError: "not UTF-8",
+    KeyError: _NO_TEXT,
+    TypeError: _NO_TEXT,  # JSON, but not an object
+}
+
 RawDocument = bytes | tuple[str | None, ...]
 
 
@@ -37,6 +45,14 @@ class Chunk:
     first: int
     position: int
     rows: Sequence[RawDocument]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The reason why a document cannot be used; `kind` is the same for all documents like it."""
+
+    kind: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +89,12 @@ def _files(path: Path, kind: str) -> list[Path]:
 
 
 def _ending(path: Path) -> str:
-    return Path(path.stem).suffix if path.suffix in _PACKED else path.suffix
+    return unpacked_name(path).suffix
+
+
+def unpacked_name(path: Path) -> Path:
+    """Return the name of a file without .gz or .zst."""
+    return Path(path.stem if path.suffix in _PACKED else path.name)
 
 
 def read(path: Path, kind: str, keys: tuple[str, ...]) -> Iterator[Chunk]:
@@ -117,6 +138,12 @@ def _unpacked(path: Path) -> Iterator[tuple[io.BufferedIOBase, io.BufferedIOBase
             yield io.BufferedReader(stream, CHUNK), raw
         else:
             yield raw, raw
+
+
+def start_of(path: Path, size: int) -> bytes:
+    """Return the first bytes of an unpacked file; DataError if it cannot be unpacked."""
+    with _readable(path), _unpacked(path) as (stream, _):
+        return stream.read(size)
 
 
 def _lines(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
@@ -181,30 +208,37 @@ def documents(chunk: Chunk, keys: tuple[str, ...]) -> tuple[list[tuple[str, ...]
     good: list[tuple[str, ...]] = []
     bad: list[Bad] = []
     for line, row in enumerate(chunk.rows, chunk.first):
-        texts = _texts(row, keys)
-        if isinstance(texts, str):
-            bad.append(Bad(line, texts))
+        texts = texts_of(row, keys)
+        if isinstance(texts, Fault):
+            bad.append(Bad(line, texts.reason))
         elif texts:
             good.append(texts)
     return good, bad
 
 
-def _texts(row: RawDocument, keys: tuple[str, ...]) -> tuple[str, ...] | str:
+def texts_of(row: RawDocument, keys: tuple[str, ...]) -> tuple[str, ...] | Fault:
     """Return a document's texts, none for a blank line, or the reason why it has none."""
     if isinstance(row, tuple):
-        return row if all(isinstance(t, str) for t in row) else "no text"  # type: ignore[return-value]
+        texts = row
+        return texts if _are_texts(texts) else Fault(_NO_TEXT, "no text")
     if row.isspace():
         return ()
     try:
         document = json.loads(row)
         texts = tuple(document[key] for key in keys)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        return f"no JSON object with {', '.join(keys)} ({type(error).__name__}: {error})"
-    if not all(isinstance(text, str) for text in texts):
-        return f"{', '.join(keys)} must be text"
+        kind = _KINDS_OF_FAULTS.get(type(error), "not JSON")
+        names = ", ".join(keys)
+        return Fault(kind, f"no JSON object with {names} ({type(error).__name__}: {error})")
+    if not _are_texts(texts):
+        return Fault(_NO_TEXT, f"{', '.join(keys)} must be text")
     if b"\\ud" in row or b"\\uD" in row:
         return tuple(map(_whole_characters, texts))
     return texts
+
+
+def _are_texts(values: tuple[str | None, ...]) -> TypeGuard[tuple[str, ...]]:
+    return all(isinstance(value, str) for value in values)
 
 
 def _whole_characters(text: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,8 +18,10 @@ from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
+from mqo.launch.own_data import OwnData, either, of_options
 from mqo.launch.plugins import PluginChoice
 from mqo.matrix import tables
+from mqo.project import Project
 from mqo.quant.recipe import OUTPUT_LAYER, Recipe
 from mqo.quant.recipe_files import names
 from mqo.quant.recipe_operands import INGREDIENTS
@@ -92,6 +94,7 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     add("--dataset", metavar="NAME", help=f"a dataset; {own}")
     changed = "name of the model if your flags change it (default: NAME*)"
     add("--name", metavar="NAME", help=changed)
+    _add_data(result)
     sizes = f"batch sizes, length and learning rate {_DEFAULT}"
     add("--training-config", default="standard", metavar="NAME", help=sizes)
     _add_types(result, front_end)
@@ -125,6 +128,17 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     add_arguments(result.add_argument_group("what the run records"), recorder.values())
     _add_cluster(result.add_argument_group("processes (torchrun's terms)"))
     return result
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = "your own text: .jsonl, .json or .parquet with a key text, .txt, .md; also .gz, .zst"
+    add("--text", type=_path, metavar="FILE", nargs="+", action="extend", default=[], help=text)
+    add("--strict", action="store_true", help="refuse a text with records that cannot be used")
+    data = "the same as the argument DATA_PREFIX"
+    add("--data", dest="data_option", type=_path, metavar="PREFIX", help=data)
+    words = "the same as the argument TOKENIZER; default with --text: one that is trained on it"
+    add("--tokenizer", dest="tokenizer_option", type=_path, metavar="FOLDER", help=words)
 
 
 def _add_cluster(group: argparse._ArgumentGroup) -> None:
@@ -195,13 +209,14 @@ def config_from(
     """
     # Before names of types are checked.
     plugins = PluginChoice.from_options(args.plugin, args.plugin_option)
+    data = _own_data(args, extra)
     mode = args.quantization
     given_types = (args.linear_quantization, args.attention_quantization, args.recipe)
     if mode is None and any(given_types):
         mode = tables.UNQUANTIZED  # these types change it
     for option, value in (
         ("--model", args.model),
-        ("--dataset", args.dataset or own_data(args.data_prefix, extra)),
+        ("--dataset", args.dataset or own_data(data.data_prefix, extra)),
         (FA_MODE if args.front_end else f"{MODE} or --recipe", mode),
     ):
         if value is None:
@@ -215,7 +230,8 @@ def config_from(
     gpus = 0 if training.is_smoke else (machine or detect()).gpus
     where["nproc_per_node"] = args.nproc_per_node or max(1, gpus)
     recipe, without = _recipe(args)
-    plain = ("dtype", "gemms", *_POSITIONAL, "name", "teacher", "distillation_config", "megatron")
+    outputs = ("checkpoint", "tensorboard")
+    plain = ("dtype", "gemms", *outputs, "name", "teacher", "distillation_config", "megatron")
     config = resolve(
         args.model,
         args.dataset,
@@ -231,11 +247,20 @@ def config_from(
         plugin_options=plugins.options,
         schedule=tuple(args.schedule),
         extra_flags=(*(NO_FUSIONS if args.no_fusions else ()), *extra),
-        **{name: getattr(args, name) for name in dict.fromkeys(plain)},
+        **data.fields,
+        **{name: getattr(args, name) for name in plain},
         **given(args),
     )
     plugins.refuse_unused([config.quantization])
     return config
+
+
+def _own_data(args: argparse.Namespace, extra: Sequence[str]) -> OwnData:
+    """Return the user's data; MqoError if an option and an argument give the same."""
+    prefix = either("--data", args.data_option, "DATA_PREFIX", args.data_prefix)
+    tokenizer = either("--tokenizer", args.tokenizer_option, "TOKENIZER", args.tokenizer)
+    project = Project.here()
+    return of_options(project, args.text, tokenizer, prefix, extra, strict=args.strict)
 
 
 def _recipe(args: argparse.Namespace) -> tuple[Recipe | None, tuple[str, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from mqo.data.own_text import TextFiles
 from mqo.errors import LayoutError, MqoError
 from mqo.launch import engine
 from mqo.launch.architecture import architecture_changes
@@ -37,6 +38,7 @@ class Experiment(_Section):
     `model` has the trained sizes: those that the training configuration shrinks. `extra_flags` are
     the user's flags for Megatron. `teacher` is a run or a folder of checkpoints, to distill from as
     configured by `distillation_config`, a YAML file. `name` is the user's name for the model.
+    `text` are the files that the index at `data_prefix` is made of, if the run makes it.
     """
 
     model: Model
@@ -46,6 +48,7 @@ class Experiment(_Section):
     checkpoint: Path | None = None
     tokenizer: Path | None = None
     data_prefix: Path | None = None
+    text: TextFiles | None = None
     extra_flags: tuple[str, ...] = ()
     teacher: Path | None = None
     distillation_config: Path | None = None

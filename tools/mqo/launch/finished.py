@@ -126,6 +126,8 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     names = {"dtype", "teacher", "distillation_config"}
     settings = config.experiment.model_dump(mode="json", include=names)
     settings |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
+    if config.experiment.text is not None:
+        settings["text"] = [*config.experiment.text.files.values()]
     return settings | config.quantization.model_dump(mode="json")
 
 

@@ -36,9 +36,14 @@ def dataset_of(name: str | None, prefix: Path | None, extra_flags: Sequence[str]
     if own is None or name in tables.datasets():
         return tables.pick(tables.datasets(), "dataset", name or "")
     if name is None:
-        name = re.sub(r"[^\w.+-]+", "-", _INDEX.sub("", own), flags=re.ASCII)
-        name = name.strip("-.+_")[:64] or "data"
+        name = data_name(_INDEX.sub("", own))
     return Dataset(name=check_own("dataset", name), published_as=name, sample=False)
+
+
+def data_name(stem: str) -> str:
+    """Return the name of the data in a file with this stem."""
+    name = re.sub(r"[^\w.+-]+", "-", stem, flags=re.ASCII)
+    return name.strip("-.+_")[:64] or "data"
 
 
 def own_data(prefix: Path | None, extra_flags: Sequence[str]) -> str | None:

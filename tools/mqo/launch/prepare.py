@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from mqo.data.own_text import TextFiles, bad_line, prepare_text, survey
 from mqo.data.pair_check import check_fit, check_prefix, is_there
 from mqo.data.prepare import prepare
 from mqo.display import Say
@@ -79,13 +80,16 @@ def _check_teacher(config: RunConfig) -> None:
 
 
 def _check_pair(config: RunConfig) -> None:
-    if config.experiment.data_prefix is not None:
+    if config.experiment.data_prefix is not None and config.experiment.text is None:
         check_prefix(config.experiment.data_prefix)
 
 
 def _check_tokenizer(config: RunConfig) -> None:
     """Raise MissingError if the tokenizer is missing, or DataError if it exceeds the limits."""
-    tokenizer = config.experiment.tokenizer
+    tokenizer, text = config.experiment.tokenizer, config.experiment.text
+    if text is not None and text.tokenizer is None:
+        _check_trained(config.experiment)
+        return
     if tokenizer is None:
         return
     if not tokenizer.exists():
@@ -97,6 +101,21 @@ def _check_tokenizer(config: RunConfig) -> None:
         check_tokenizer(tokenizer)
 
 
+def _check_trained(experiment: Experiment) -> None:
+    """Raise MissingError for a model of published size, which needs a published tokenizer."""
+    if experiment.training.is_smoke:
+        return
+    raise MissingError(
+        f"No tokenizer was given for {experiment.dataset.name}; one that is trained on the text is "
+        f"only for --training-config {_small()}",
+        expected="--tokenizer FOLDER, with tokenizer.json as saved by transformers",
+    )
+
+
+def _small() -> str:
+    return ", ".join(name for name, row in tables.trainings().items() if row.is_smoke)
+
+
 def _check_data(config: RunConfig) -> None:
     """Raise MissingError if data are missing, DataError if they do not match the tokenizer."""
     experiment = config.experiment
@@ -105,18 +124,20 @@ def _check_data(config: RunConfig) -> None:
             "Only one of TOKENIZER and DATA_PREFIX was given",
             expected="both, since an index holds a tokenizer's ids; or neither, for the sample",
         )
+    if experiment.text is not None:
+        return
     if experiment.tokenizer is not None and experiment.data_prefix is not None:
         if experiment.tokenizer.exists() and is_there(experiment.data_prefix):
             check_fit(experiment.tokenizer, experiment.data_prefix)
     elif RunData.given(experiment) is None and not has_sample(experiment):
-        small = ", ".join(name for name, row in tables.trainings().items() if row.is_smoke)
-        sample = f"its sample is only for --training-config {small}"
+        sample = f"its sample is only for --training-config {_small()}"
         none = "it has no sample"
         lacking = "tokenizer" if own_data(None, experiment.extra_flags) else "data"
         why = sample if experiment.dataset.sample else none
         raise MissingError(
             f"No {lacking} was given for {experiment.dataset.name}; {why}",
-            expected="the arguments CHECKPOINT TENSORBOARD TOKENIZER DATA_PREFIX [DTYPE]",
+            expected="--text FILE --tokenizer FOLDER, or the arguments CHECKPOINT TENSORBOARD "
+            "TOKENIZER DATA_PREFIX [DTYPE]",
             help="`.venv/bin/mqo data prepare jsonl --input CORPUS --tokenizer TOKENIZER --output "
             "OUT` makes an index of your corpus of JSON lines, with DATA_PREFIX OUT_text_document",
         )
@@ -223,10 +244,42 @@ def note_checkpoint(experiment: Experiment, report: Say) -> None:
 
 
 def ready_data(project: Project, experiment: Experiment, report: Say) -> RunData:
-    """Return the user's data, or the dataset's sample."""
+    """Return the user's data, or the dataset's sample; prepare what is missing."""
+    if experiment.text is not None:
+        return _ready_text(project, experiment, experiment.text, report)
     if given := RunData.given(experiment):
         report(f"data     : {given.prefix}")
         return given
     ready = prepare(project, experiment.dataset.name, report=report)
     report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
     return RunData(ready.tokenizer, ready.prefix, ready.vocab_size)
+
+
+def text_note(project: Project, experiment: Experiment) -> str:
+    """Return a line on the text that the run would prepare; '' without text.
+
+    Raises DataError if the run would refuse the text.
+    """
+    if (text := experiment.text) is None:
+        return ""
+    documents, bad = survey(text)
+    words = experiment.tokenizer if text.tokenizer else "trained on it"
+    state = "prepared in" if text.contents(project) else "a run would prepare it in"
+    parts = [
+        f"text: {documents:,} documents of {', '.join(text.files)}",
+        f"{experiment.training.held_out:.0%} held out",
+        f"tokenizer: {words}",
+        f"{state} {text.folder(project)}",
+    ]
+    return "; ".join([*parts, bad_line(bad)] if bad else parts)
+
+
+def _ready_text(project: Project, experiment: Experiment, text: TextFiles, report: Say) -> RunData:
+    given = experiment.tokenizer if text.tokenizer else None
+    contents = prepare_text(project, text, given, report=report)
+    count = f"{contents.documents:,} documents, {contents.tokens:,} tokens"
+    report(f"data     : {count} of {', '.join(text.files)}")
+    if contents.bad:
+        report(f"data     : {bad_line(contents.bad)}")
+    trained, prefix = text.paths(project)
+    return RunData((given or trained).resolve(), prefix.resolve(), contents.vocab_size)

@@ -12,7 +12,7 @@ from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, RunConfig
 from mqo.launch.machine import Machine, detect
 from mqo.launch.plan import Planned, plan_layout
-from mqo.launch.prepare import check_config, check_tree
+from mqo.launch.prepare import check_config, check_tree, text_note
 from mqo.launch.run import check_checkpoint, dry_run, with_checkpoint_library
 from mqo.launch.source import ready_checkout, source_diff, types_of
 from mqo.matrix import tables
@@ -30,7 +30,8 @@ def print_preview(
     """
     missing: list[MissingError] = []
     check_config(config, machine, missing)
-    notes = [f"missing: {error}" for error in missing]
+    notes = [note] if (note := text_note(project, config.experiment)) else []
+    notes += [f"missing: {error}" for error in missing]
     try:
         check_tree(project, config, allow_edits=args.allow_edits)
     except MqoError as error:

@@ -17,6 +17,7 @@ from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
 from mqo.launch.folder import Environment, create, loaded_packages, packages, write_facts
 from mqo.launch.origin import foreign, is_own, sign
+from mqo.launch.prepare import ready_data
 from mqo.launch.run import Result, train
 from mqo.launch.source import PROGRAM
 from mqo.project import Project
@@ -73,6 +74,8 @@ def rerun(
     own = is_own(project, original)
     if not own and not trust:
         raise foreign(original)
+    if config.experiment.text is not None:
+        ready_data(project, config.experiment, report)  # it may have been deleted: it is a cache
     _check_inputs(original, config, facts)
     _check_versions(original, facts, allow_versions, report)
     command, env = command_of(original)
@@ -179,7 +182,7 @@ def _check_inputs(run: RunFolder, config: RunConfig, facts: Environment) -> None
             expected="data, tokenizer and checkpoint as they were when the run started",
             help="Restore them from a copy, at the same paths"
             if config.experiment.data_prefix or config.experiment.checkpoint
-            else "`mqo setup` makes the sample again",
+            else f"`mqo setup --dataset {config.experiment.dataset.name}` makes the sample again",
         )
 
 

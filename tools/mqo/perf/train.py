@@ -15,6 +15,7 @@ from mqo.errors import LayoutError, MqoError
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.flags import length
 from mqo.launch.machine import THREADS, Machine
+from mqo.launch.own_data import NO_DATA, OwnData, text_words
 from mqo.launch.plugins import split_option
 from mqo.launch.prepare import check_config
 from mqo.launch.run import run
@@ -43,11 +44,13 @@ class PerfOptions:
     gemms: Gemms = "fprop"
     flags: tuple[str, ...] = ()
     steps: int = 50
+    data: OwnData = NO_DATA
 
     @property
     def facts(self) -> dict[str, Any]:
         """Return the options for perf.json, with the names of mode and baseline."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
+        del values["data"]  # the runs record it
         return values | {"mode": self.mode.name, "baseline": self.baseline.name}
 
     def planned(
@@ -61,7 +64,7 @@ class PerfOptions:
     ) -> RunConfig:
         """Return the configuration of a run of at most `steps` steps."""
         extra = (*self.flags, *flags)
-        more = {"gemms": self.gemms, "extra_flags": extra, **variant.rest}
+        more = {"gemms": self.gemms, "extra_flags": extra, **self.data.fields, **variant.rest}
         cluster = Cluster(nproc_per_node=processes)
         names = (self.model, self.dataset, variant.mode, self.config)
         config = resolve(*names, cluster=cluster, **more)
@@ -91,7 +94,7 @@ class PerfRun:
             if quantization.gemms != "fprop" and not quantization.recipe
             else []
         )
-        words += [*_plugin_words(self.config, self.variant)]
+        words += [*_plugin_words(self.config, self.variant), *text_words(experiment)]
         words += ["--training-config", experiment.training.name]
         processes = self.config.placement.cluster.nproc_per_node
         # At full size the launcher's default is all GPUs.
