@@ -2,7 +2,9 @@ import os
 from pathlib import Path
 
 import pytest
+from mqo.data import cached
 from mqo.data import prepare as preparing
+from mqo.data.cached import Contents
 from mqo.project import Project
 
 
@@ -53,19 +55,21 @@ def test_the_folder_of_runs_can_be_chosen(tmp_path, monkeypatch):
     assert Project.here(Path("mine")).runs == tmp_path / "mine"
 
 
+CONTENTS = Contents(documents=1, tokens=2, vocab_size=3)
+
+
 def test_data_that_is_ready_is_read_without_a_lock(read_only, monkeypatch):
-    ready = object()
-    monkeypatch.setattr(preparing, "_load", lambda folder, inputs: ready)
-    assert preparing.prepare(read_only, "wikipedia", report=print) is ready
+    monkeypatch.setattr(cached, "load", lambda folder, inputs: CONTENTS)
+    ready = preparing.prepare(read_only, "wikipedia", report=print)
+    assert (ready.documents, ready.tokens, ready.vocab_size) == (1, 2, 3)
     assert list(read_only.root.iterdir()) == []
 
 
 def test_data_that_is_missing_is_prepared_at_home(read_only, monkeypatch):
     made = []
-    monkeypatch.setattr(preparing, "_load", lambda folder, inputs: folder if made else None)
-    monkeypatch.setattr(preparing, "_build", lambda p, target, i, r: made.append(target))
-    assert (
-        preparing.prepare(read_only, "wikipedia", report=print) == read_only.own_data / "wikipedia"
-    )
+    monkeypatch.setattr(cached, "load", lambda folder, inputs: CONTENTS if made else None)
+    monkeypatch.setattr(cached, "_build", lambda target, inputs, build: made.append(target))
+    ready = preparing.prepare(read_only, "wikipedia", report=print)
+    assert ready.prefix.parent == read_only.own_data / "wikipedia"
     assert made == [read_only.own_data / "wikipedia"]
     assert list(read_only.root.iterdir()) == []

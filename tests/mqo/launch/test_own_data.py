@@ -65,6 +65,9 @@ def test_a_run_is_named_after_its_texts(text, tmp_path):
     assert cell("--text", text).title == "llama32-1b_my-tales_bf16_tiny"
     assert cell("--text", text, tmp_path / "b.txt").experiment.dataset.name == "my-tales+b"
     assert cell("--text", text, "--dataset", "fables").experiment.dataset.name == "fables"
+    wikipedia = cell("--text", text, "--dataset", "wikipedia")  # as the scripts have it
+    assert wikipedia.experiment.dataset.name == "my-tales"
+    assert not wikipedia.experiment.dataset.sample
 
 
 def test_a_run_keeps_the_digests_of_its_texts(text, tmp_path):

@@ -155,10 +155,8 @@ def test_one_node_of_several_is_refused(original):
 def test_data_that_changed_or_is_gone_is_refused(original, tmp_path):
     (tmp_path / "corpus.bin").write_text("tokenS")
     (tmp_path / "corpus.idx").unlink()
-    with pytest.raises(
-        RunError,
-        match=r"corpus\.bin has changed; .*corpus\.idx is gone.*`mqo setup --dataset wikipedia`",
-    ):
+    changes = r"corpus\.bin has changed; .*corpus\.idx is gone"
+    with pytest.raises(RunError, match=changes + ".*`mqo setup --dataset wikipedia`"):
         replay(original)
     assert not (tmp_path / "runs").exists()
 

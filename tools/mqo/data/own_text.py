@@ -103,7 +103,7 @@ def _check_file(file: Path) -> None:
         raise MissingError(
             f"The text {file} does not exist",
             expected="a file",
-            help="The arguments CHECKPOINT and TENSORBOARD come before --text",
+            help="Arguments such as CHECKPOINT come before --text, which takes all words after it",
         )
     if _kind(file) is None:
         endings = ", ".join([*corpus.KINDS[_JSON], *corpus.KINDS[_PLAIN]])

@@ -345,6 +345,8 @@ def _experiment(
     """Return the experiment of these names; `rest` are its other fields."""
     published = tables.pick(tables.models(), "model", model)
     flags = absolute_paths(rest.get("extra_flags", ()))
+    if rest.get("text") is not None and dataset in tables.datasets():
+        dataset = None  # the scripts name one, which would be a false name for a text
     corpus = dataset_of(dataset, rest.get("data_prefix"), flags)
     if (name := rest.get("name")) is not None:
         check_own("model", name)

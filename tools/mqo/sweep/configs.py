@@ -160,7 +160,8 @@ def check(jobs: Sequence[Job]) -> None:
     experiments = [job.config.experiment for job in jobs]
     if len({experiment.dataset.name for experiment in experiments if experiment.data_prefix}) > 1:
         raise MqoError(
-            "Data of your own were given with several datasets", expected="one name in --datasets"
+            "--data-prefix or --text was given with several datasets",
+            expected="one name in --datasets",
         )
     bad = []
     for job in jobs:
