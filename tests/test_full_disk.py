@@ -104,7 +104,7 @@ ELSEWHERE = {
         ("eval", "generate", "stats", "runs", "compare"), "they print, as coverage does"
     ),
     "plugin": "it writes one file, as plot does, and prints",
-    "rerun": "it trains, as train does",
+    **dict.fromkeys(("rerun", "demo"), "they train, as train and sweep do"),
     "adopt": "tests/mqo/overlay/quant_types/test_adopt.py: a step that fails",
     "track": "tests/mqo/track: a run's own folder, and its tracker's",
 }

@@ -53,6 +53,7 @@ SOUND = f"""
     mqo coverage: --model llama32-1b --mode FA_linear_mxfp8 --gemms all --tree tree
     mqo coverage: --model deepseek2_lite --recipe recipe.toml --without hadamard
     mqo data prepare: jsonl --input text.jsonl --tokenizer words --output made --workers 1
+    mqo demo: -o made
     mqo diff: --tree tree --stat
     mqo diff: --tree tree --export ../made
     mqo doctor: --tree tree

@@ -34,6 +34,7 @@ TARGETS = {
 }
 # Commands add to these folders; a link to a folder is followed.
 FOLDERS = {
+    ("demo", "folder"): lambda link: ["demo", "-o", link],
     ("sweep", "folder"): lambda link: ["sweep", "--models", "llama32-1b", "-o", link],
     ("perf", "folder"): lambda link: [
         *("perf", "--model", "llama32-1b", "--mode", "mxfp8", "--training-config", "tiny"),

@@ -21,6 +21,7 @@ from mqo.commands.compare import compare
 from mqo.commands.convert import convert
 from mqo.commands.coverage import coverage
 from mqo.commands.data import data
+from mqo.commands.demo import demo
 from mqo.commands.diff import diff
 from mqo.commands.doctor import doctor
 from mqo.commands.eval import evaluate
@@ -73,7 +74,7 @@ app = typer.Typer(
 _Command = Callable[..., None] | typer.Typer
 # The help shows the panels and the commands in this order.
 PANELS: dict[str, tuple[_Command, ...]] = {
-    "Train and compare": (train, sweep, runs, compare, report, perf, rerun, track),
+    "Train and compare": (demo, train, sweep, runs, compare, report, perf, rerun, track),
     "Look closer": (coverage, simulate, plot, stats, evaluate, generate, doctor),
     "Models and data": (setup, data, convert, export, recipe, formats, plugin, matrix),
     "Megatron's source": (vendor, apply, restore, status, diff, verify, snapshot, adopt),

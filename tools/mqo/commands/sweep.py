@@ -121,8 +121,8 @@ def sweep(
     configs.check(planned)
     sweep_folder = SweepFolder(folder_of(folder or default_folder(project, planned)))
     with sweep_folder.held():
-        executor = _executor(sweep_folder, slurm, jobs, nproc_per_node, len(planned), tracker)
-        ended = _run(project, sweep_folder, planned, executor)
+        executor = executor_of(sweep_folder, slurm, jobs, nproc_per_node, len(planned), tracker)
+        ended = run_jobs(project, sweep_folder, planned, executor)
     raise typer.Exit(0 if all(entry.state == "done" for entry in ended) else 1)
 
 
@@ -146,7 +146,7 @@ def _seeds(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _executor(
+def executor_of(
     folder: SweepFolder,
     slurm: str | None,
     jobs: int | None,
@@ -154,6 +154,7 @@ def _executor(
     runs: int,
     tracker: str | None,
 ) -> Local | Slurm:
+    """Return what starts the jobs: this machine, or Slurm with the options in `slurm`."""
     from mqo.launch.machine import detect
     from mqo.sweep.local import Local, shares
 
@@ -164,7 +165,7 @@ def _executor(
     return Slurm(folder, options(slurm), jobs or runs, tracker)
 
 
-def _run(
+def run_jobs(
     project: Project, folder: SweepFolder, planned: Sequence[Job], executor: Local | Slurm
 ) -> list[Entry]:
     """Prepare what all runs share, run them, print the summary, and return their entries."""
