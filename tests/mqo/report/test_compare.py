@@ -125,6 +125,7 @@ def test_the_terminals_lines_fit_in_80_columns(runs):
     for seed in (1, 2, 3):
         runs(f"base {seed}", seed=seed, loss=6.0 + seed / 10)
         runs(f"later {seed}", "linear_mxfp4", seed=seed, loss=6.1 + seed / 11, schedule=schedule)
+        runs(f"diverged {seed}", "linear_mxfp4", seed=seed, loss=10.0 ** (3 + seed), gemms="all")
     runs("other", flags=("--pretrained-checkpoint", "/a/" + "long" * 20, "--lr", "1"))
     lines = [line for group in groups(runs) for line in summary(group)]
     assert max(map(len, lines)) <= 80
