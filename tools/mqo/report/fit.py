@@ -85,8 +85,7 @@ def _legend(
 
 
 def _extent(figure: Any, artist: Any) -> Any:
-    figure.draw_without_rendering()
-    return artist.get_window_extent()
+    return artist.get_window_extent(figure.canvas.get_renderer())
 
 
 def _grow(figure: Any, artist: Any) -> None:
