@@ -47,7 +47,9 @@ def main() -> None:
         steps["transform"] = error.transData + apart
         error.plot(binades(kinds[0]), worst_errors(kinds[0]), **steps)
     labels = [f"{element.upper()}: {', '.join(kinds)}" for element, kinds in rows.items()]
-    grid.set_yticks([-row for row in range(len(rows))], ["\n".join(wrap(t, 36)) for t in labels])
+    grid.set_yticks(
+        [-row for row in range(len(rows))], ["\n".join(wrap(t, 40)) for t in labels], size=8
+    )
     grid.set_ylim(-len(rows) + 0.4, 0.6)
     grid.set_title("Positive values, with all scales at 1 (hif4: its block's)", loc="left")
     title = "Largest relative rounding error in each binade (equal ones side by side)"

@@ -9,14 +9,18 @@ gaps-experts.png from those of the phase `experts`, if it has runs.
 from __future__ import annotations
 
 import statistics
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
-from mqo.report.colors import look, symbols
+from mqo.report.collect import named_changes
+from mqo.report.colors import Look, look
 from mqo.report.curves import Curve
 from mqo.report.evidence import evidence
+from mqo.report.looks import looks
 from mqo.report.pictures import Gap, draw_curves, forest, pyplot, save
 from mqo.report.series import Band, band, less
+from mqo.run_records import QuantToml
 from mqo.runs import Series
 from study import ARMS, HERE, Cell
 from table import BASELINE, Losses, by_step, read
@@ -47,8 +51,22 @@ def _seeds(losses: Losses) -> str:
 
 
 def types(model: str, arm: str) -> dict[str, str]:
-    """Return an arm's type by site, from which its color follows."""
+    """Return an arm's type by site."""
     return Cell(model, arm, "h128-init", 100, 1).config.quantization.types or {}
+
+
+def variant(model: str, arm: str) -> str:
+    """Return the name that a report gives an arm's runs."""
+    config = Cell(model, arm, "h128-init", 100, 1).config
+    text = config.quant_toml(types(model, arm))
+    options = QuantToml.model_validate(tomllib.loads(text))
+    return config.quantization.name + named_changes(config.quantization, options)
+
+
+def looks_of(model: str, arms: Sequence[str]) -> dict[str, Look]:
+    """Return the look of each arm, the one that it has in a report."""
+    chosen = looks((variant(model, arm), types(model, arm)) for arm in arms)
+    return dict(zip(arms, chosen, strict=True))
 
 
 def gaps(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
@@ -57,21 +75,22 @@ def gaps(losses: Losses, model: str, arms: Sequence[str], title: str, target: Pa
     shares = {arm: [gap / losses.baseline for gap in losses.paired(arm, BASELINE)] for arm in rest}
     by_arm = dict(zip(rest, evidence([shares[arm] for arm in rest]), strict=True))
     colors = {arm: look(types(model, arm)).light for arm in rest}
+    drawn = looks_of(model, arms)
     ordered = sorted(rest, key=lambda arm: (colors[arm], statistics.fmean(shares[arm])))
-    rows = [Gap(arm, colors[arm], gap) for arm in ordered if (gap := by_arm[arm])]
+    rows = [Gap(arm, drawn[arm], gap) for arm in ordered if (gap := by_arm[arm])]
     forest(rows, title, [target])
 
 
 def curves(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
     """Plot validation losses, and their differences to `none`, during training."""
     chosen = [arm for arm in CURVES if arm in arms]
-    looks = [look(types(model, arm)) for arm in chosen]
     drawn, base = [], {seed: _series(curve) for seed, curve in losses.curve[BASELINE].items()}
-    for arm, arm_look, symbol in zip(chosen, looks, symbols(looks), strict=True):
+    arm_looks = looks_of(model, arms)
+    for arm in chosen:
         series = {seed: _series(curve) for seed, curve in losses.curve[arm].items()}
         seeds = () if arm == BASELINE else series.keys() & base.keys()
         gap = band([less(series[seed], base[seed]) for seed in seeds])
-        drawn.append(Curve(arm, arm, arm_look, symbol, Band(), gap, band([*series.values()])))
+        drawn.append(Curve(arm, arm, arm_looks[arm], Band(), gap, band([*series.values()])))
     draw_curves(drawn, title, [target])
 
 
@@ -82,19 +101,21 @@ def _series(curve: list) -> Series:
 def gaps_over_sqnr(
     losses: Losses, model: str, arms: Sequence[str], title: str, target: Path
 ) -> None:
-    """Plot each arm's mean gap over the mean SQNR of its operands; variants share a color."""
+    """Plot each arm's mean gap over the mean SQNR of its operands; variants share a hue."""
     figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
     decibels = {
         arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items() if arm in arms
     }
+    drawn = looks_of(model, arms)
     for arm in (arm for arm in decibels if losses.paired(arm, BASELINE)):
         x = decibels[arm]
         y = 100 * statistics.fmean(losses.paired(arm, BASELINE)) / losses.baseline
-        axes.plot([x], [y], marker="o", color=look(types(model, arm)).light)
+        its_look = drawn[arm]
+        axes.plot([x], [y], marker=its_look.symbol.matplotlib, color=its_look.light)
         if arm in ARMS["arms"][arm].values():  # not a variant of another
             offset = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
             axes.annotate(arm, (x, y), fontsize=8, **offset)
-    axes.margins(x=0.1)
+    axes.margins(x=0.1, y=0.12)
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set_xlabel("mean SQNR of the operands, dB")
     axes.set_ylabel("final loss, % from the unquantized run")

@@ -50,10 +50,18 @@ def test_a_failed_run_is_the_exit_code_and_is_told_at_the_end(mqo, tmp_path):
     body = 'if mode == "bf16": sys.exit("mqo: out of steps")'
     code, out, _ = mqo(*TWO, "-o", tmp_path / "mine", body=body)
     assert code == 1
-    *_, failed, counts = out.splitlines()
+    *_, failed, folder, counts = out.splitlines()
     assert counts == "1 of 2 done, 1 failed"
     name = "llama32-1b_wikipedia_bf16"
-    assert failed == f"failed   : {name}: out of steps ({tmp_path}/mine/{name}_2)"
+    assert failed == f"failed   : {name}: out of steps"
+    assert folder.strip() == f"{tmp_path}/mine/{name}_2"
+
+
+def test_a_long_reason_of_a_failed_run_fits_in_80_columns(mqo, tmp_path):
+    body = f'if mode == "bf16": sys.exit("mqo: {"out of steps " * 20}")'
+    _, out, _ = mqo(*TWO, "-o", tmp_path / "mine", body=body)
+    lines = out[out.index("failed   :") :].splitlines()[:-2]  # without the folder and the counts
+    assert len(lines) > 2 and max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize(

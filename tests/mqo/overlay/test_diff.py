@@ -6,8 +6,10 @@ import pytest
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import diff, literals
 from mqo.overlay.apply import apply
-from mqo.overlay.diff import LOCAL, entry_diffs, local_diffs, tree_diff
+from mqo.overlay.diff import LOCAL, EntryDiff, entry_diffs, local_diffs, tree_diff
+from mqo.overlay.series import Series
 from mqo.overlay.unified import unified
+from mqo.project import Project
 
 from ..conftest import FILES, materialize
 
@@ -105,6 +107,16 @@ def test_a_quant_type_and_hand_edits_are_local_changes(patched):
     assert "+        custom_quant_type = 'mxfp8'" in changes["megatron/core/layers.py"].text
     assert '+"""Abuses' in changes["megatron/core/gadget.py"].text
     assert "-answer = 42\n" in changes["megatron/core/plain.py"].text
+
+
+def test_the_lines_around_the_diffs_fit_in_80_columns():
+    series = Series.of_project(Project.here())
+    names = (*series.names, LOCAL, "unknown")
+    changes = [EntryDiff("megatron/core/layers.py", b"", name) for name in names]
+    lines = list(diff.diff_lines(series, changes, "stat"))
+    assert max(map(len, lines)) <= 80 and all(line.startswith("#") for line in lines)
+    text = " ".join(line.strip("# ") for line in lines)
+    assert all(entry.reason in text for entry in series.entries)
 
 
 def test_a_deleted_file_is_a_local_change(patched):

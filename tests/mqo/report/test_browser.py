@@ -122,6 +122,48 @@ def test_nothing_makes_the_page_scroll_sideways(open_page, width):
     assert all(box <= width for box in boxes)
 
 
+@pytest.fixture(scope="module")
+def wide_report(tmp_path_factory):
+    """The page of four modes with three seeds, one of them with long options."""
+    root = tmp_path_factory.mktemp("runs of a wide report")
+    modes = {"bf16": {}, "FA_linear_mxfp8": {}, "mxfp4": {}, "linear_mxfp4": {"gemms": "all"}}
+    for seed in (1, 2, 3):
+        for n, (mode, rest) in enumerate(modes.items()):
+            facts = {"loss": 6 + n / 50 + seed * (n + 1) / 300, "memory": (7 + n) * 2**30 + seed}
+            folder = make_run(root / f"{mode} {seed}", mode, seed=seed, **facts, **rest)
+            if rest:
+                options = "block = 64\nscale_rule = 'rceil'\n[layers]\nexclude = ['output_layer']\n"
+                folder.quant_config.write_text(f"[quantizer]\n{options}")
+    groups, _ = compare(collect([root])[0])
+    write(groups, [], root / "report")
+    return (root / "report" / "index.html").as_uri()
+
+
+@pytest.mark.parametrize("width", [400, 800, 1280])
+def test_tables_are_whole_or_scroll_in_their_own_box(browser, wide_report, width):
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto(wide_report)
+    page.wait_for_selector("html[data-ready]")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    boxes = page.evaluate(
+        "[...document.querySelectorAll('.scroll')].map(b => [b.getAttribute('aria-label'), "
+        "b.scrollWidth - b.clientWidth, getComputedStyle(b).overflowX])"
+    )
+    assert len(boxes) == 3
+    for name, hidden, overflow in boxes:
+        assert overflow == "auto"
+        assert hidden <= 0 or width < 1280, name
+    page.close()
+
+
+def test_the_mode_bar_does_not_hide_curves(open_page):
+    page = open_page()
+    page.locator("[data-kind=loss]").hover()
+    bar = page.locator("[data-kind=loss] .modebar-group").first
+    bar.wait_for()
+    assert bar.evaluate("bar => getComputedStyle(bar).backgroundColor") == "rgba(0, 0, 0, 0)"
+
+
 def test_a_dark_scheme_makes_page_and_curves_dark_and_back(open_page):
     page = open_page()
     colors = f"[getComputedStyle(document.body).backgroundColor, {CURVE}.line.color]"

@@ -13,11 +13,13 @@ from mqo.errors import RunError, SetupError
 from mqo.report import page as program
 from mqo.report.collect import collect
 from mqo.report.compare import compare
-from mqo.report.evidence import evidence
+from mqo.report.curves import of_runs
+from mqo.report.evidence import Evidence, evidence
 from mqo.report.folder import replaced
-from mqo.report.page import MINUS, NOTHING, Diffs, number, page, shown, unseen
+from mqo.report.page import MINUS, NOTHING, Diffs, memory, number, page, shown, unseen
 from mqo.report.rows import Spread
 from mqo.report.series import DIFFERENCES
+from mqo.runs import RunFolder
 
 
 @pytest.fixture
@@ -229,13 +231,46 @@ def test_long_curves_are_thinned_to_means(plain, runs):
     assert "means of 3 steps" in html
 
 
-def test_variants_of_one_mode_share_a_color_and_differ_in_shape(plain, runs):
+def test_variants_of_one_mode_share_a_dash_and_differ_in_lightness_or_marker(plain, runs):
     runs("one", "mxfp4")
     folder = runs("two", "mxfp4")
     folder.quant_config.write_text("[quantizer]\nblock = 64\n")
     one, two = data(plain(runs))["groups"][0]["curves"]
-    assert one["look"] == two["look"]
-    assert one["symbol"] != two["symbol"]
+    assert one["look"]["dash"] == two["look"]["dash"]
+    assert one["look"]["symbol"] != two["look"]["symbol"]
+
+
+def test_a_label_looks_the_same_in_page_picture_and_plot(plain, runs):
+    runs("base")
+    for seed in (1, 2):
+        for kind in ("mxfp8", "mxfp4"):
+            runs(f"{kind} {seed}", kind, seed=seed)
+            runs(f"{kind} {seed} all", f"linear_{kind}", seed=seed, gemms="all")
+    curves = data(plain(runs))["groups"][0]["curves"]
+    on_page = {curve["label"]: curve["look"] for curve in curves}
+    gaps = data(plain(runs))["groups"][0]["gaps"]
+    assert {gap["label"]: gap["look"] for gap in gaps}.items() <= on_page.items()
+    for folders in (runs.root.iterdir(), [runs.root / "mxfp4 1 all"]):
+        _, plotted = of_runs(RunFolder(folder) for folder in folders)
+        for curve in plotted:
+            light, symbol = on_page[curve.label]["light"], on_page[curve.label]["symbol"]
+            assert (curve.look.light, curve.look.symbol.plotly) == (light, symbol)
+
+
+@pytest.mark.parametrize(
+    ("saved", "text"),
+    [
+        (Evidence((0.1,), 0.1), "10.0% less"),
+        (Evidence((-0.35,), -0.35), "35.0% more"),
+        (Evidence((-0.3, -0.4), -0.35, -0.4, -0.3), "35.0% more [30.0, 40.0]"),
+        (Evidence((0.1, -0.4), -0.15, -0.4, 0.1), "15.0% more [10.0% less, 40.0% more]"),
+        (Evidence((0.1, 0.2), 0.15, 0.1, 0.2), "15.0% less [10.0, 20.0]"),
+        (Evidence((-1e-9,), -1e-9), "0.0%"),
+        (None, NOTHING),
+    ],
+)
+def test_memory_is_less_or_more_and_never_negative(saved, text):
+    assert memory(saved) == text
 
 
 def test_the_maps_of_operands_are_there_with_the_range_that_they_share(plain, runs):

@@ -10,11 +10,11 @@ from mqo.launch.run import Result
 from mqo.report.collect import collect
 from mqo.report.colors import look
 from mqo.report.compare import compare
+from mqo.report.looks import PAGES, shaded
 from mqo.report.pictures import draw, plot, plot_operands
 from mqo.runs import RunFolder
 
 Axes = pytest.importorskip("matplotlib.axes").Axes
-NAME = "llama32-1b wikipedia bf16"
 
 
 @pytest.fixture
@@ -35,7 +35,8 @@ def test_the_plot_names_the_run_and_chance(run, tmp_path):
     plot([run], tmp_path / "made" / "loss.svg")
     picture = (tmp_path / "made" / "loss.svg").read_text()
     for text in (
-        "llama32-1b wikipedia bf16 (unquantized), smoke, fp32",
+        "bf16 (unquantized)",
+        "llama32-1b on wikipedia, smoke, fp32",
         "chance, ln V",
         "validation loss",
     ):
@@ -51,8 +52,7 @@ def test_runs_with_other_options_are_told_apart(run, tmp_path):
     run.config.write_text(json.dumps(config))
     plot([run], tmp_path / "loss.svg")
     picture = (tmp_path / "loss.svg").read_text()
-    said = "fprop: mxfp8 until 9, then none, block 64, without qk:*, smoke, fp32"
-    assert f"{NAME}, {said}" in picture
+    assert "bf16, fprop: mxfp8 until 9, then none, block 64, without qk:*" in picture
 
 
 def test_a_png_is_a_png(run, tmp_path):
@@ -63,7 +63,7 @@ def test_a_png_is_a_png(run, tmp_path):
 def test_a_student_without_a_loss_on_its_text_is_drawn_by_its_validation(run, tmp_path):
     run.metrics.write_text(run.metrics.read_text().replace('"lm loss"', '"kd loss"'))
     plot([run], tmp_path / "loss.svg")
-    assert f"<!-- {NAME} (unquantized), smoke, fp32" in (tmp_path / "loss.svg").read_text()
+    assert "<!-- bf16 (unquantized)" in (tmp_path / "loss.svg").read_text()
 
 
 def test_a_run_without_a_loss_is_refused(run, tmp_path):
@@ -113,11 +113,13 @@ def test_the_last_step_has_one_point_that_of_the_final_validation(run, drawn, tm
     assert (steps, losses) == ((2,), (7.7,))
 
 
-def test_colors_are_the_reports_and_equal_ones_have_points_of_other_shapes(run, drawn, tmp_path):
+def test_colors_are_the_formats_and_equal_names_differ_in_lightness_or_marker(run, drawn, tmp_path):
     plot([run, run], tmp_path / "loss.png")
     styles = [style for *_, style in drawn["plot"]]
-    assert {style["color"] for style in styles} == {look({"fprop": "mxfp8"}).light}
-    assert styles[2]["marker"] != styles[3]["marker"]
+    first, second = styles[2:]
+    assert first["color"] in shaded(look({"fprop": "mxfp8"}).light, PAGES["light"])
+    assert (first["color"], first["marker"]) != (second["color"], second["marker"])
+    assert first["linestyle"] == second["linestyle"]
 
 
 def test_seeds_of_one_mode_are_one_curve_with_their_range(runs, drawn, tmp_path):
@@ -129,6 +131,13 @@ def test_seeds_of_one_mode_are_one_curve_with_their_range(runs, drawn, tmp_path)
     assert (panel, steps, low, high) == (2, (200,), (7.0,), (9.0,))
     *_, apart, _ = drawn["plot"][3]
     assert apart[-1] == pytest.approx(0.5, abs=0.01)
+
+
+def test_runs_of_two_configurations_say_which_in_their_labels(runs, tmp_path):
+    plot([runs("a"), runs("b", dataset="dolma")], tmp_path / "loss.svg")
+    picture = (tmp_path / "loss.svg").read_text()
+    for name in ("wikipedia", "dolma"):
+        assert f"<!-- bf16 (unquantized), llama32-1b on {name}, smoke, fp32" in picture
 
 
 def test_other_flags_are_another_curve(runs, drawn, tmp_path):
@@ -154,7 +163,7 @@ def test_operands_of_one_mode_are_drawn_over_its_seeds(runs, tmp_path):
     folders = [runs(f"{seed}", "mxfp4", seed=seed) for seed in (1, 2)]
     plot_operands(folders, tmp_path / "made" / "operands.svg")
     picture = (tmp_path / "made" / "operands.svg").read_text()
-    for text in ("fprop.x", "underflow", "share of elements", "mxfp4, smoke, fp32"):
+    for text in ("fprop.x", "underflow", "share of elements", "mxfp4, llama32-1b"):
         assert f"<!-- {text}" in picture or text in picture
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -189,8 +190,10 @@ def run_jobs(
     console.print(summary(ended, labels))
     for entry in ended:
         if entry.state == "failed":
-            text = f"failed   : {entry.name}: {entry.reason} ({folder.run_of(entry).root})"
-            console.print(text, markup=False, soft_wrap=True)
+            text = f"failed   : {entry.name}: {entry.reason}"
+            lines = wrap(text, 80, subsequent_indent=" " * 11, break_long_words=False)
+            for line in (*lines, f"{'':11}{folder.run_of(entry).root}"):
+                console.print(line, markup=False, soft_wrap=True)
     console.print(counts(ended), markup=False)
     return ended
 

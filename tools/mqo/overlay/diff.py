@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -143,7 +144,9 @@ def diff_lines(series: Series, diffs: Sequence[EntryDiff], form: Form) -> Iterat
     names = dict.fromkeys(change.entry for change in diffs)
     order = ["site", "add", "codemod", None]
     for name in sorted(names, key=lambda name: order.index(kinds.get(name))):
-        yield _title(series, name)
+        yield from textwrap.wrap(
+            _title(series, name), 80, subsequent_indent="#   ", break_on_hyphens=False
+        )
         shown = name == LOCAL or form == "full" or (form == "short" and kinds.get(name) == "site")
         for change in (change for change in diffs if change.entry == name):
             if shown and form != "stat":

@@ -6,7 +6,7 @@ from typing import Any
 
 from mqo.perf.sections import Section, outcomes
 from mqo.report.collect import Run
-from mqo.report.colors import look
+from mqo.report.looks import looks
 from mqo.report.page import MINUS, NOTHING, PACKAGES, templates
 from mqo.report.series import downsample
 from mqo.runs import Series
@@ -21,13 +21,14 @@ def page(facts: Mapping[str, Any], sections: Sequence[Section], runs: Mapping[st
     environment.filters |= {"shown": shown}
     environment.globals |= {"words": WORDS, "packages": PACKAGES}
     pair = [runs[name] for name in ("baseline", "mode")]
+    known = looks((run.variant, run.types) for run in pair)
     return environment.get_template("perf.html.j2").render(
         facts=facts,
         sections=sections,
         verdicts=outcomes(sections),
         run=runs["mode"],
         curves=curves([run.train for run in pair]),
-        looks=[(run.label, look(run.types)) for run in pair],
+        looks=list(zip([run.label for run in pair], known, strict=True)),
         size=(WIDTH, HEIGHT),
     )
 

@@ -4,7 +4,7 @@ import hashlib
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -330,14 +330,26 @@ def changed_quantization(run: RunFolder, chosen: Quantization) -> str:
 
     Options of the quantizers change nothing in a run whose sites quantize nothing.
     """
-    unnamed = quantizing_libraries(run) - chosen.library_types.keys()
+    config = parsed(run.quant_config, QuantToml) if _quantizes(chosen) else QuantToml()
+    return named_changes(chosen, config, quantizing_libraries(run))
+
+
+def named_changes(
+    chosen: Quantization, config: QuantToml, libraries: Set[str] = frozenset()
+) -> str:
+    """Return the changes to a mode or recipe of a run with this quant.toml."""
+    unnamed = libraries - chosen.library_types.keys()
     texts = library_labels(dict.fromkeys(unnamed, UNNAMED))
-    if not chosen.types or set(chosen.types.values()) != {NONE} or chosen.schedule:
+    if _quantizes(chosen):
         texts += (
             [f"{chosen.gemms} GEMMs"] if chosen.gemms != "fprop" and chosen.recipe is None else []
         )
-        texts += _options(run, chosen.recipe.options if chosen.recipe else {})
+        texts += _options(config, chosen.recipe.options if chosen.recipe else {})
     return "".join(f", {text}" for text in texts)
+
+
+def _quantizes(chosen: Quantization) -> bool:
+    return not chosen.types or set(chosen.types.values()) != {NONE} or bool(chosen.schedule)
 
 
 def quantizing_libraries(run: RunFolder) -> set[str]:
@@ -346,9 +358,8 @@ def quantizing_libraries(run: RunFolder) -> set[str]:
     return {name for name in names.split(", ") if name}
 
 
-def _options(run: RunFolder, own: Mapping[str, Any]) -> Iterator[str]:
+def _options(config: QuantToml, own: Mapping[str, Any]) -> Iterator[str]:
     """Yield the quantizers' options except `own`, and the patterns of layers."""
-    config = parsed(run.quant_config, QuantToml)
     chosen = config.quantizer.items()
     yield from (f"{name} {value}" for name, value in chosen if own.get(name) != value)
     yield from (f"without {glob}" for glob in config.layers.exclude)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -50,29 +49,6 @@ SITES_OF = {
 
 
 @dataclass(frozen=True)
-class Look:
-    """Colors as #rrggbb, and a dash that plotly knows."""
-
-    light: str
-    dark: str
-    dash: str
-
-
-def family(types: Mapping[str, str]) -> str:
-    """Return the color family of a run with these types: a format, 'mixed', or 'none'."""
-    used = {kind for kind in types.values() if kind != "none"}
-    name = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
-    return name if name in LIGHT else "mixed"
-
-
-def look(types: Mapping[str, str]) -> Look:
-    """Return the look of a run with these types by site."""
-    on = {site for site, kind in types.items() if kind != "none"}
-    dash = _DASHES.get((bool(on - {"qk", "pv"}), "qk" in on, "pv" in on), _OTHER)
-    return Look(LIGHT[family(types)], DARK[family(types)], dash)
-
-
-@dataclass(frozen=True)
 class Symbol:
     """The shape of a curve's points: plotly's name, matplotlib's name, and a letter."""
 
@@ -87,17 +63,37 @@ SYMBOLS = (
     Symbol("diamond", "D", "◆"),
     Symbol("triangle-up", "^", "▲"),
     Symbol("x", "X", "✖"),
+    Symbol("triangle-down", "v", "▼"),
+    Symbol("cross", "P", "✚"),
+    Symbol("star", "*", "★"),
+    Symbol("triangle-left", "<", "◀"),
+    Symbol("pentagon", "p", "⬟"),
+    Symbol("triangle-right", ">", "▶"),
 )
 
 
-def symbols(looks: Sequence[Look]) -> list[Symbol]:
-    """Return one symbol per look: the first symbol, or the next ones for repeated looks."""
-    seen: Counter[Look] = Counter()
-    chosen = []
-    for item in looks:
-        chosen.append(SYMBOLS[seen[item] % len(SYMBOLS)])
-        seen[item] += 1
-    return chosen
+@dataclass(frozen=True)
+class Look:
+    """Colors as #rrggbb, a dash that plotly knows, and a marker."""
+
+    light: str
+    dark: str
+    dash: str
+    symbol: Symbol = SYMBOLS[0]
+
+
+def family(types: Mapping[str, str]) -> str:
+    """Return the color family of a run with these types: a format, 'mixed', or 'none'."""
+    used = {kind for kind in types.values() if kind != "none"}
+    name = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
+    return name if name in LIGHT else "mixed"
+
+
+def look(types: Mapping[str, str]) -> Look:
+    """Return the look of a plain mode with these types by site; looks.py has all others."""
+    on = {site for site, kind in types.items() if kind != "none"}
+    dash = _DASHES.get((bool(on - {"qk", "pv"}), "qk" in on, "pv" in on), _OTHER)
+    return Look(LIGHT[family(types)], DARK[family(types)], dash)
 
 
 def legend(types: Sequence[Mapping[str, str]]) -> tuple[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import RunError
@@ -15,8 +15,9 @@ from mqo.launch.libraries import UNNAMED
 from mqo.launch.run import Result
 from mqo.matrix.tables import NONE
 from mqo.report.collect import Run, changed_quantization, quantizing_libraries
-from mqo.report.colors import Look, Symbol, look, symbols
+from mqo.report.colors import Look
 from mqo.report.compare import Group
+from mqo.report.looks import by_variant, looks
 from mqo.report.rows import BASELINE
 from mqo.report.series import DIFFERENCES, Band, band, less
 from mqo.run_records import QuantToml, parsed
@@ -37,7 +38,6 @@ class Curve:
     name: str
     label: str
     look: Look
-    symbol: Symbol
     loss: Band
     difference: Band
     valid: Band
@@ -46,19 +46,17 @@ class Curve:
 
 def of_group(group: Group) -> list[Curve]:
     """Return one curve per variant, in the order of `group.rows`."""
-    shapes = symbols([look(row.types) for row in group.rows])
-    curves = []
-    for row, shape in zip(group.rows, shapes, strict=True):
+    curves, known = [], by_variant(group.rows)
+    for row in group.rows:
         bases = [None if row.variant == BASELINE else group.baseline(run) for run in row.runs]
-        curves.append(_curve(row.variant, row.label, row.types, shape, row.runs, bases))
+        curves.append(_curve(row.variant, row.label, known[row.variant], row.runs, bases))
     return curves
 
 
 def _curve(
     name: str,
     label: str,
-    types: Mapping[str, str],
-    shape: Symbol,
+    look: Look,
     runs: Sequence[Run | _Single],
     bases: Sequence[Run | _Single | None],
 ) -> Curve:
@@ -67,8 +65,7 @@ def _curve(
     return Curve(
         name=name,
         label=label,
-        look=look(types),
-        symbol=shape,
+        look=look,
         loss=band([run.train for run in runs]),
         difference=band([less(run.train, base.train) for run, base in pairs if base], DIFFERENCES),
         valid=band([run.valid for run in runs]),
@@ -96,9 +93,14 @@ def first(group: Group) -> list[str]:
 
 @dataclass(frozen=True)
 class _Single:
-    """A run from its folder, finished or not. `setting` is everything but its quantization."""
+    """A run from its folder, finished or not.
 
-    label: str
+    `about` names model, dataset and configuration. `setting` is everything but the quantization.
+    """
+
+    mode: str
+    variant: str
+    about: str
     setting: str
     seed: str
     types: tuple[tuple[str, str], ...]
@@ -108,8 +110,10 @@ class _Single:
     vocabulary: int | None
 
 
-def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
+def of_runs(folders: Iterable[RunFolder]) -> tuple[str, list[Curve]]:
     """Return the curves of runs that may be unfinished; runs that differ in seed share one.
+
+    The title is what their labels would have in common: model, dataset and configuration.
 
     Raises:
         RunError: a run recorded no loss, or its configuration cannot be read.
@@ -119,22 +123,23 @@ def of_runs(folders: Iterable[RunFolder]) -> list[Curve]:
     together: dict[tuple, list[_Single]] = {}
     seen: Counter[tuple] = Counter()
     for run in singles:
-        key = (run.label, run.setting, run.types)
+        key = (run.mode, run.about, run.setting, run.types)
         # A run that is given twice is not a second seed.
         together.setdefault((*key, seen[*key, run.seed]), []).append(run)
         seen[*key, run.seed] += 1
-    shapes = symbols([look(dict(runs[0].types)) for runs in together.values()])
-    return [
+    known = looks((runs[0].variant, dict(runs[0].types)) for runs in together.values())
+    abouts = {run.about for run in singles}
+    curves = [
         _curve(
             str(n),
-            runs[0].label,
-            dict(runs[0].types),
-            shape,
+            runs[0].mode if len(abouts) == 1 else f"{runs[0].mode}, {runs[0].about}",
+            look,
             runs,
             [None if run.is_baseline else baselines.get((run.setting, run.seed)) for run in runs],
         )
-        for n, (runs, shape) in enumerate(zip(together.values(), shapes, strict=True))
+        for n, (runs, look) in enumerate(zip(together.values(), known, strict=True))
     ]
+    return abouts.pop() if len(abouts) == 1 else "", curves
 
 
 def _single(run: RunFolder) -> _Single:
@@ -147,12 +152,16 @@ def _single(run: RunFolder) -> _Single:
     quantization, experiment = parsed(run.quant_config, QuantToml), config.experiment
     types = dict.fromkeys(quantizing_libraries(run), UNNAMED) | config.quantization.library_types
     types |= quantization.asked
+    changed = changed_quantization(run, config.quantization)
+    names = f"{experiment.model_name} on {experiment.dataset.name}"
     flags = list(experiment.extra_flags)
     seed = " ".join(flag_values(flags, SEED))
     setting = experiment.model_dump(mode="json", exclude={"extra_flags"})
     rest = [word for word in flags if word not in (SEED, seed)]
     return _Single(
-        label=_label(run, config),
+        mode=config.mode_label + changed,
+        variant=config.quantization.name + changed,
+        about=f"{names}, {experiment.training.name}, {experiment.dtype}",
         setting=json.dumps([setting, rest], sort_keys=True),
         seed=seed,
         types=tuple(sorted(types.items())),
@@ -161,13 +170,6 @@ def _single(run: RunFolder) -> _Single:
         valid=valid,
         vocabulary=_vocabulary(run),
     )
-
-
-def _label(run: RunFolder, config: RunConfig) -> str:
-    mode = config.mode_label + changed_quantization(run, config.quantization)
-    experiment = config.experiment
-    names = f"{experiment.model_name} {experiment.dataset.name} {mode}"
-    return f"{names}, {experiment.training.name}, {experiment.dtype}"
 
 
 def _vocabulary(run: RunFolder) -> int | None:

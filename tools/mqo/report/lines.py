@@ -30,7 +30,11 @@ def summary(group: Group) -> Iterator[str]:
         if len(row.label) > width:
             yield from wrapped(row.label)
             short = ""
-        yield f"  {short:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}  {shown(gap)}"
+        line = f"  {short:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}"
+        if len(line) + len(shown(gap)) + 2 > WIDTH:  # a run that diverged
+            yield line
+            line = " " * (width + 2)
+        yield f"{line}  {shown(gap)}"
         if words := unseen(gap):
             yield from wrapped(words, " " * (width + 4))
     verdict = group.verdict

@@ -40,14 +40,14 @@
     const points = item[kind];
     const color = colorOf(item);
     const few = points.x.length < 30;
-    const marked = item.symbol !== "circle"; // another variant has this color and dash
+    const marked = item.look.symbol !== "circle"; // not a plain mode
     return {
       x: points.x, y: points.y, name: item.label, type: "scatter",
       mode: kind === "valid" || few || marked ? "lines+markers" : "lines",
       visible: group.shown.includes(item.variant),
       line: { color, dash: item.look.dash, width: kind === "valid" ? 2 : 1.6 },
       marker: {
-        color, symbol: item.symbol, size: kind === "valid" || marked ? 7 : 5,
+        color, symbol: item.look.symbol, size: kind === "valid" || marked ? 7 : 5,
         maxdisplayed: kind === "valid" || few ? 0 : 12,
       },
       hovertemplate: "%{y:.4f}",
@@ -59,8 +59,8 @@
     const color = colorOf(item);
     const known = item.low !== null;
     return {
-      x: [item.mean], y: [item.label], name: item.label, type: "scatter", mode: "markers",
-      marker: { color, size: 9 },
+      x: [item.mean], y: [item.variant], name: item.label, type: "scatter", mode: "markers",
+      marker: { color, symbol: item.look.symbol, size: 9 },
       error_x: {
         type: "data", symmetric: false, visible: known, color, thickness: 2, width: 4,
         array: [known ? item.high - item.mean : 0], arrayminus: [known ? item.mean - item.low : 0],
@@ -69,12 +69,25 @@
     };
   }
 
-  function gapLayout(base, count) {
+  // A label in lines of at most `length` characters, broken at spaces.
+  function wrapped(label, length) {
+    const lines = [""];
+    for (const word of label.split(" ")) {
+      if (lines.at(-1) && lines.at(-1).length + word.length >= length) lines.push("");
+      lines.push(`${lines.pop()} ${word}`.trim());
+    }
+    return lines.join("<br>");
+  }
+
+  function gapLayout(base, gaps, width) {
+    const labels = gaps.map((item) => wrapped(item.label, width / 20)); // less than half the width
+    const lines = Math.max(...labels.map((label) => label.split("<br>").length));
     return {
-      ...base, hovermode: "closest", dragmode: false, height: 90 + 26 * count,
+      ...base, hovermode: "closest", dragmode: false, height: 80 + (10 + 16 * lines) * gaps.length,
       xaxis: { ...base.xaxis, range: undefined, autorange: true, rangemode: "tozero", zeroline: true,
-        tickformat: "+.2~%", title: { text: "gap of the final loss to the unquantized run", standoff: 6 } },
-      yaxis: { ...base.yaxis, type: "category", autorange: "reversed", zeroline: false },
+        tickformat: "+.2~%", nticks: Math.max(3, Math.round(width / 120)), title: { text: "gap", standoff: 6 } },
+      yaxis: { ...base.yaxis, type: "category", autorange: "reversed", zeroline: false,
+        tickvals: gaps.map((item) => item.variant), ticktext: labels },
     };
   }
 
@@ -94,6 +107,7 @@
       hovermode: "x unified",
       hoverlabel: { bgcolor: color("--card"), bordercolor: color("--line"), font: { color: color("--ink") } },
       dragmode: "zoom",
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: color("--soft"), activecolor: color("--ink") },
       ...(printing ? PAPER : { autosize: true }),
     };
   }
@@ -110,7 +124,7 @@
         const traces = group.gaps.map(interval);
         const base = layout(group, kind);
         const still = { ...config, displayModeBar: false }; // its buttons would cover an interval
-        return Plotly.react(plot, traces, gapLayout(base, traces.length), still);
+        return Plotly.react(plot, traces, gapLayout(base, group.gaps, printing ? PAPER.width : plot.clientWidth), still);
       }
       const curves = group.curves.filter((item) => item[kind].x.length);
       if (!curves.length) {

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mqo.extras import package
 from mqo.report.collect import FileChange, LeftOut, Run
-from mqo.report.colors import SYMBOLS, legend, look
+from mqo.report.colors import SYMBOLS, Look, legend
 from mqo.report.compare import MOST_SHOWN, Group
 from mqo.report.curves import MOST, Curve, first, of_group
 from mqo.report.evidence import Evidence
+from mqo.report.looks import by_variant
 from mqo.report.operands import QUANTITIES, Map, maps, ranges
 from mqo.report.operands import shown as measure
 from mqo.report.rows import BASELINE, Row, Spread, quantized
@@ -66,7 +67,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
         "packages": PACKAGES,
     }
     environment.filters |= {"percent": percent, "number": number, "bytes": size}
-    environment.filters |= {"shown": shown, "unseen": unseen}
+    environment.filters |= {"shown": shown, "unseen": unseen, "memory": memory}
     runs = [run for group in groups for run in group.runs]
     diffs = Diffs(runs)
     curves = [{curve.name: curve for curve in of_group(group)} for group in groups]
@@ -122,15 +123,17 @@ def _listed(change: FileChange) -> dict[str, Any]:
 
 
 def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    gaps = [_gap(row, gap) for row in group.forest if (gap := row.evidence["gap"])]
+    looks = by_variant(group.rows)
+    known = ((row, row.evidence["gap"]) for row in group.forest)
+    gaps = [_gap(row, gap, looks[row.variant]) for row, gap in known if gap]
     return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)}
 
 
-def _gap(row: Row, gap: Evidence) -> dict[str, Any]:
+def _gap(row: Row, gap: Evidence, look: Look) -> dict[str, Any]:
     """Return the data of a variant in the forest plot."""
     values = {name: getattr(gap, name) for name in ("mean", "low", "high")}
     finite = {name: None if x is None or not math.isfinite(x) else x for name, x in values.items()}
-    return {"variant": row.variant, "label": row.label, "look": asdict(look(row.types))} | finite
+    return {"variant": row.variant, "label": row.label, "look": _look(look)} | finite
 
 
 def _means(group: Group, points: int) -> str:
@@ -143,12 +146,15 @@ def _curve(curve: Curve) -> dict[str, Any]:
     return {
         "variant": curve.name,
         "label": curve.label,
-        "look": asdict(curve.look),
-        "symbol": curve.symbol.plotly,
+        "look": _look(curve.look),
         "loss": _points(curve.loss),
         "difference": _points(curve.difference),
         "valid": _points(curve.valid),
     }
+
+
+def _look(look: Look) -> dict[str, str]:
+    return asdict(look) | {"symbol": look.symbol.plotly}
 
 
 def _points(band: Band) -> dict[str, list]:
@@ -218,6 +224,25 @@ def shown(gap: Evidence | None, digits: int = 2) -> str:
     if gap.low is not None and gap.high is not None:
         text += f" [{100 * gap.low:+.{digits}f}, {100 * gap.high:+.{digits}f}]"
     return text.replace("-", MINUS)
+
+
+def memory(saved: Evidence | None) -> str:
+    """Return a relative saving of memory as percent less or more, with its interval."""
+    if saved is None:
+        return NOTHING
+    if not math.isfinite(saved.mean):
+        return "not finite"
+    if saved.low is None or saved.high is None:
+        return _less(saved.mean)
+    ends = sorted((saved.low, saved.high), key=abs)
+    if saved.low < 0 < saved.high:
+        return f"{_less(saved.mean)} [{_less(saved.high)}, {_less(saved.low)}]"
+    return f"{_less(saved.mean)} [{', '.join(f'{100 * abs(end):.1f}' for end in ends)}]"
+
+
+def _less(saved: float) -> str:
+    amount = f"{100 * abs(saved):.1f}"
+    return f"{amount}% {'less' if saved > 0 else 'more'}" if float(amount) else "0.0%"
 
 
 def unseen(gap: Evidence | None, digits: int = 2) -> str:

@@ -9,15 +9,18 @@ from typing import Any
 
 from mqo.errors import RunError
 from mqo.output import new_file
-from mqo.report.colors import DASHES, SYMBOLS, look
+from mqo.report.colors import DASHES, SYMBOLS, Look
 from mqo.report.compare import Group
 from mqo.report.curves import MOST, Curve, first, of_group, of_runs
 from mqo.report.evidence import Evidence
+from mqo.report.fit import add_legend, add_title, wrapped
+from mqo.report.looks import by_variant
 from mqo.report.operands import QUANTITIES, Map, maps, ranges
 from mqo.runs import RunFolder
 
 FORMATS = ("png", "svg", "pdf")
 TICKS = 5  # of an axis, at most
+LABELS = 3.0  # inches for the labels of a forest plot
 ENDINGS = tuple(f".{name}" for name in FORMATS)
 PANELS = {
     "loss": "training loss",
@@ -33,7 +36,7 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
         RunError: a run has no loss, there are over MOST curves, or `target` has another ending.
     """
     _check_ending(target)
-    curves = of_runs(runs)
+    title, curves = of_runs(runs)
     if len(curves) > MOST:
         raise RunError(
             f"These runs make {len(curves)} curves, one for all seeds of a mode",
@@ -41,7 +44,7 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
             help="`mqo report` makes a page that shows each by a click",
         )
     with new_file(target) as file:
-        draw_curves(curves, "", [file])
+        draw_curves(curves, title, [file])
 
 
 def _check_ending(target: Path) -> None:
@@ -67,7 +70,7 @@ def draw_curves(curves: Sequence[Curve], title: str, targets: Sequence[Path]) ->
     """Draw one panel for each known loss: the mean over seeds, and their range."""
     plt = pyplot()
     kinds = [kind for kind in PANELS if any(getattr(curve, kind).steps for curve in curves)]
-    height = 1.5 + 2.6 * len(kinds)
+    height = 0.6 + 2.6 * len(kinds)
     figure, panels = plt.subplots(
         len(kinds), sharex=True, squeeze=False, figsize=(8, height), layout="constrained"
     )
@@ -79,17 +82,18 @@ def draw_curves(curves: Sequence[Curve], title: str, targets: Sequence[Path]) ->
             axes.axhline(0, color="grey", linewidth=0.8)
     _draw_chance(panels[0, 0], kinds[0], curves)
     panels[-1, 0].set_xlabel("step")
-    figure.suptitle(title, fontsize=11)
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    add_title(figure, title, 11)
+    add_legend(figure, 8)
     save(figure, targets)
 
 
 def _draw_band(axes: Any, curve: Curve, kind: str, *, labelled: bool) -> None:
     band, points = getattr(curve, kind), kind == "valid"
     style = {"color": curve.look.light, "linestyle": DASHES[curve.look.dash], "linewidth": 1.2}
-    style |= {"marker": curve.symbol.matplotlib, "markersize": 4}
-    if not points:  # sparse symbols, if another curve has this color and dash
-        style |= {"markevery": 0.08} if curve.symbol != SYMBOLS[0] else {"marker": ""}
+    symbol = curve.look.symbol
+    style |= {"marker": symbol.matplotlib, "markersize": 4 if points else 5}
+    if not points:  # sparse markers; a plain mode has none
+        style |= {"markevery": 0.08} if symbol != SYMBOLS[0] else {"marker": ""}
     if band.steps:
         axes.fill_between(band.steps, band.low, band.high, color=curve.look.light, alpha=0.18, lw=0)
     axes.plot(band.steps, band.mean, label=curve.label if labelled else None, **style)
@@ -107,17 +111,18 @@ def _draw_chance(axes: Any, kind: str, curves: Sequence[Curve]) -> None:
 
 @dataclass(frozen=True)
 class Gap:
-    """A row of a forest plot; `color` as #rrggbb."""
+    """A row of a forest plot."""
 
     label: str
-    color: str
+    look: Look
     evidence: Evidence
 
 
 def draw_gaps(group: Group, target: Path) -> None:
     """Draw a comparison's gaps to `target`_gaps.png, .svg and .pdf; nothing without gaps."""
+    looks = by_variant(group.rows)
     gaps = [
-        Gap(row.label, look(row.types).light, evidence)
+        Gap(row.label, looks[row.variant], evidence)
         for row in group.forest
         if (evidence := row.evidence["gap"])
     ]
@@ -129,18 +134,22 @@ def draw_gaps(group: Group, target: Path) -> None:
 def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
     """Draw each mean gap to the baseline with its 95 % interval, in percent, one per row."""
     plt = pyplot()
-    figure, axes = plt.subplots(figsize=(8, 1.4 + 0.32 * len(gaps)), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 1), layout="constrained")
+    labels = [wrapped(figure, gap.label, LABELS, 8) for gap in gaps]
+    lines = max(label.count("\n") + 1 for label in labels)
+    figure.set_figheight(0.7 + (0.18 + 0.14 * lines) * len(gaps))
     for position, gap in enumerate(gaps):
         evidence = gap.evidence
         if evidence.low is not None and evidence.high is not None:
             ends = [100 * evidence.low, 100 * evidence.high]
-            axes.plot(ends, [position, position], color=gap.color, linewidth=2)
-        axes.plot([100 * evidence.mean], [position], marker="o", color=gap.color)
+            axes.plot(ends, [position, position], color=gap.look.light, linewidth=2)
+        marker = gap.look.symbol.matplotlib
+        axes.plot([100 * evidence.mean], [position], marker=marker, color=gap.look.light)
     axes.axvline(0, color="grey", linewidth=0.8)
-    axes.set_yticks(range(len(gaps)), [gap.label for gap in gaps], fontsize=8)
+    axes.set_yticks(range(len(gaps)), labels, fontsize=8)
     axes.set_ylim(len(gaps) - 0.5, -0.5)  # the first row on top
-    axes.set_xlabel("gap of the final loss to unquantized, same seed, %; 95 % interval")
-    axes.set_title(title, fontsize=10, loc="left")
+    figure.supxlabel("gap of the final loss to unquantized, same seed, %; 95 % interval", size=10)
+    add_title(figure, title, 10)
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right", "left"]].set_visible(False)
     save(figure, targets)
@@ -157,7 +166,7 @@ def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
         picture.
     """
     _check_ending(target)
-    curves = of_runs(runs)
+    title, curves = of_runs(runs)
     if len(curves) > 1:
         raise RunError(
             f"These runs have {len(curves)} modes",
@@ -170,16 +179,19 @@ def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
             expected="a run that quantizes, with --record-every of 1 or more",
         )
     with new_file(target) as file:
-        draw_maps(grids, curves[0].label, [file])
+        draw_maps(grids, f"{curves[0].label}, {title}", [file])
 
 
 def draw_maps(grids: Sequence[Map], title: str, targets: Sequence[Path]) -> None:
     """Draw one row per operand and one column per quantity: blocks over steps, with color bars."""
     plt = pyplot()
     operands = list(dict.fromkeys(grid.operand for grid in grids))
-    height = 1.2 + 1.15 * len(operands)
     figure, panels = plt.subplots(
-        len(operands), len(QUANTITIES), squeeze=False, figsize=(9, height), layout="constrained"
+        len(operands) + 1,  # the last row has the color bars
+        len(QUANTITIES),
+        figsize=(9, 1.0 + 1.15 * len(operands)),
+        height_ratios=[1] * len(operands) + [0.1],
+        layout="constrained",
     )
     limits = ranges(grids)
     for axes in panels.flat:
@@ -191,10 +203,12 @@ def draw_maps(grids: Sequence[Map], title: str, targets: Sequence[Path]) -> None
             image = _draw_map(axes, grid, limits[quantity])
         if image is not None:
             unit = "" if quantity == "sqnr_db" else "share of elements"
-            figure.colorbar(image, ax=panels[:, column], location="bottom", label=unit or "dB")
+            panels[-1, column].set_visible(True)
+            bar = {"cax": panels[-1, column], "orientation": "horizontal", "label": unit or "dB"}
+            figure.colorbar(image, **bar)
             panels[0, column].set_title(name, fontsize=10)
-    figure.supylabel("transformer block, by operand", fontsize=9)
-    figure.suptitle(f"{title}: measured steps from left to right", fontsize=11)
+    meaning = "measured steps from left to right, transformer blocks from top to bottom"
+    add_title(figure, f"{title}: {meaning}", 11)
     save(figure, targets)
 
 

@@ -46,11 +46,17 @@ def native_lines(estimate: NativeEstimate) -> list[str]:
         *_native_rows(estimate),
         "",
         f"estimated speed-up: {low:.2f} if nothing overlaps, {high:.2f} if all does that can",
-        f"estimated memory saved: {(before - after) / GIB:.1f} GiB ({1 - after / before:.0%})",
+        _memory_change(before, after),
         *wrap(f"estimated bound: {estimate.step.roofline.bound}", WIDTH),
         "",
         *_native_notes(estimate),
     ]
+
+
+def _memory_change(before: float, after: float) -> str:
+    change, share = abs(after - before) / GIB, abs(1 - after / before)
+    direction = "less" if after <= before else "more"
+    return f"estimated memory: {change:.1f} GiB {direction} ({share:.0%})"
 
 
 def _native_rows(estimate: NativeEstimate) -> Iterator[str]:

@@ -1,0 +1,92 @@
+"""Fit titles, labels and legends into a matplotlib figure, by their measured sizes."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+EDGE = 0.15  # inches that stay free at the left and at the right of a figure
+_COLUMNS = (2, 1)  # of a legend
+
+
+def wrapped(figure: Any, text: str, inches: float, size: float) -> str:
+    """Return a text in lines of at most `inches` in the default font at `size` points."""
+    return "\n".join(
+        line for part in text.split("\n") for line in _lines(figure, part, inches, size)
+    )
+
+
+def _lines(figure: Any, text: str, inches: float, size: float) -> list[str]:
+    columns = len(text)
+    while columns > 1:
+        lines = textwrap.wrap(text, columns, break_on_hyphens=False)
+        widest = max(_width(figure, line, size) for line in lines)
+        if widest <= inches:
+            return lines
+        columns = min(columns - 1, int(columns * inches / widest))
+    return list(text)
+
+
+def _width(figure: Any, line: str, size: float) -> float:
+    """Return a line's width in inches."""
+    from matplotlib.font_manager import FontProperties
+
+    font = FontProperties(size=size)
+    renderer = figure.canvas.get_renderer()
+    return renderer.get_text_width_height_descent(line, font, ismath=False)[0] / figure.dpi
+
+
+def add_title(figure: Any, text: str, size: float) -> None:
+    """Add a title above a figure, which grows by its height; nothing for an empty text."""
+    if text:
+        lines = wrapped(figure, text, figure.get_figwidth() - 2 * EDGE, size)
+        _grow(figure, figure.suptitle(lines, fontsize=size))
+
+
+def add_legend(figure: Any, size: float) -> None:
+    """Add a legend below a figure, which grows by its height.
+
+    It has two columns, or one if two are too wide, with lines of text that are broken if one label
+    is too wide.
+    """
+    handles, labels = _entries(figure.axes)
+    width = figure.get_figwidth() - 2 * EDGE
+    for columns in _COLUMNS:
+        legend = _legend(figure, handles, labels, columns, size)
+        if _extent(figure, legend).width <= width * figure.dpi:
+            break
+        legend.remove()
+    else:
+        text_width = width - 5 * size / 72  # without the handle and the gap after it
+        lines = [wrapped(figure, label, text_width, size) for label in labels]
+        legend = _legend(figure, handles, lines, 1, size)
+    _grow(figure, legend)
+
+
+def _entries(axes: Sequence[Any]) -> tuple[list[Any], list[str]]:
+    pairs = [pair for each in axes for pair in zip(*each.get_legend_handles_labels(), strict=True)]
+    return [handle for handle, _ in pairs], [label for _, label in pairs]
+
+
+def _legend(
+    figure: Any, handles: Sequence[Any], labels: Sequence[str], columns: int, size: float
+) -> Any:
+    return figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+        fontsize=size,
+        frameon=False,
+        handlelength=3,  # long enough to show a dash
+        borderpad=0,
+    )
+
+
+def _extent(figure: Any, artist: Any) -> Any:
+    return artist.get_window_extent(figure.canvas.get_renderer())
+
+
+def _grow(figure: Any, artist: Any) -> None:
+    figure.set_figheight(figure.get_figheight() + _extent(figure, artist).height / figure.dpi)
