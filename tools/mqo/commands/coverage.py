@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from mqo.commands.options import (
+    FormatsOption,
     GemmsOption,
     JsonOption,
     PluginOption,
@@ -30,6 +31,7 @@ def coverage(
     recipe: Annotated[str | None, typer.Option(help="A recipe for the linear layers.")] = None,
     without: WithoutOption = None,
     with_: WithOption = None,
+    formats: FormatsOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
@@ -39,13 +41,15 @@ def coverage(
     """Show every matrix product of a training step, its type, and the share that is quantized."""
     from mqo.launch import coverage as program
     from mqo.launch.config import resolve
+    from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
     from mqo.overlay.series import Series
     from mqo.recipes.recipe import chosen
 
     project = Project.here()
-    plugins = PluginChoice.from_options(plugin, plugin_option)  # before names are checked
+    own = FormatChoice.from_options(formats)  # before names are checked
+    plugins = PluginChoice.from_options(plugin, plugin_option)
     choice = tables.check_gemms(gemms)
     chosen_recipe = chosen(recipe, without or (), with_ or ())
     if mode is None and chosen_recipe is None:
@@ -63,6 +67,7 @@ def coverage(
         plugins=plugins.files,
         plugin_options=plugins.options,
     )
+    own.refuse_unused([config.quantization])
     plugins.refuse_unused([config.quantization])
     result = program.of_config(project, settled(tree), Series.of_project(project), config)
     differing = program.differing_layers(config, result)

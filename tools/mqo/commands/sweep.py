@@ -10,6 +10,7 @@ import typer
 from mqo.commands.options import (
     AxisOption,
     FlagsArgument,
+    FormatsOption,
     GemmsOption,
     PluginOption,
     PluginOptionOption,
@@ -63,6 +64,7 @@ def sweep(
     modes: Modes = None,
     recipes: RecipesOption = "",
     axis: AxisOption = None,
+    formats: FormatsOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     training_config: TrainingOption = "tiny",
@@ -84,6 +86,7 @@ def sweep(
     Exit 1 if a run failed twice; the others still run.
     """
     from mqo.launch.config import Cluster
+    from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
     from mqo.output import folder_of
@@ -94,6 +97,7 @@ def sweep(
 
     if tracker is not None:
         check_tracker(tracker)
+    own = FormatChoice.from_options(formats)  # before names are checked
     planned = configs.jobs(
         models,
         datasets,
@@ -102,6 +106,7 @@ def sweep(
         recipes=recipes,
         axes=tuple(axis or ()),
         plugins=PluginChoice.from_options(plugin, plugin_option),
+        formats=own,
         seeds=_seeds(seeds),
         extra_flags=tuple(flags or ()),
         gemms=tables.check_gemms(gemms),

@@ -126,7 +126,11 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     names = {"dtype", "teacher", "distillation_config"}
     settings = config.experiment.model_dump(mode="json", include=names)
     settings |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
-    return settings | config.quantization.model_dump(mode="json")
+    quant = config.quantization
+    settings |= quant.model_dump(mode="json", exclude={"formats"})
+    if quant.types is None:  # the tree decides which formats the run uses
+        return settings
+    return settings | {"formats": {name: row.digest for name, row in quant.formats.items()}}
 
 
 def _check_settings(folder: Path, record: FinishRecord, config: RunConfig) -> None:
