@@ -21,7 +21,7 @@ from mqo.overlay.quant_types.modifier import Outcome, Report, SiteState
 from mqo.overlay.quant_types.sites import ABSENT
 from mqo.project import Project
 from mqo.quant.formats import QUANT_TYPES
-from mqo.quant.own_formats import load_formats, users_file
+from mqo.quant.own_formats import own_formats, register, users_file
 
 WIDTH = 80
 SCHEMA = 1
@@ -137,17 +137,20 @@ def _load(files: Sequence[Path], types: Set[str]) -> None:
     Raises:
         FormatError: a file cannot be used, or has none of the types to set.
     """
+    from mqo.untrusted import read_toml
+
     try:
         if (own := users_file()).is_file():
-            load_formats(own)
+            register(own_formats(read_toml(own), str(own)).values())
         for file in files:
-            names = load_formats(file)
+            names = own_formats(read_toml(file), str(file), file)
+            register(names.values())
             if types and not types & {*names}:
                 raise FormatError(
                     f"--formats {file} changes nothing: no site gets the type {' or '.join(names)}",
                     expected="a type of each file",
                 )
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise FormatError(
             f"The formats cannot be read: {error}",
             help="`mqo formats check FILE` says what is wrong with each row",

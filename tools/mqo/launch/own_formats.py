@@ -5,7 +5,7 @@ The launcher reads the files. A run keeps the rows of the formats that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,12 @@ class FormatChoice:
 
     def refuse_unused(self, runs: Sequence[Quantizes]) -> None:
         """Raise FormatError for a file of which no run uses a format."""
-        used = {name for run in runs for name in run.formats}
+        self.refuse_unused_in({name for run in runs for name in run.formats})
+
+    def refuse_unused_in(self, types: Set[str]) -> None:
+        """Raise FormatError for a file of which no format is among these types."""
         for file, names in self.files.items():
-            if not used.intersection(names):
+            if not types & {*names}:
                 raise FormatError(
                     f"--formats {file} changes nothing: no operand is of type {' or '.join(names)}",
                     expected="a mode, a recipe or a schedule with this type",
