@@ -9,6 +9,8 @@ from hypothesis import settings
 from mqo import process
 from mqo.overlay.tree import Tree
 from mqo.project import Project
+from mqo.quant.formats import FORMATS
+from mqo.quant.own_formats import OWN
 from mqo.quant.plugins import PLUGINS
 
 from . import forking
@@ -33,9 +35,20 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def _no_custom_quantizer_left():
+def _no_type_of_a_user_left():
     yield
     PLUGINS.clear()
+    for name in OWN:
+        del FORMATS[name]
+    OWN.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_formats_of_the_users(tmp_path_factory):
+    """The formats in a developer's ~/.config/mqo are no types of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -187,6 +187,9 @@ REASONS = {
     "a regular file of a bounded size, which is checked in the same function": [
         f"{Q}plugin_modules.py::_read",
     ],
+    "a text in the words of a program, from a file that the launcher has read": [
+        f"{Q}own_formats.py::declare_rows",
+    ],
     "a text in a checkpoint, of a bounded size": [
         f"{R}plugin_states.py::load_states",
     ],

@@ -77,13 +77,13 @@ def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Return the folder of the newest iteration, and the {site: quant type} of its last step.
 
     `rows` says whether a recipe had rows for operands or layers, which are in the run's options.
-    `plugins` has the versions and options of custom quantizers, and `modelopt` describes what
-    ModelOpt's state quantizes, if the checkpoint has one.
+    `formats` has the digests of the user's formats, `plugins` the versions and options of custom
+    quantizers, and `modelopt` describes what ModelOpt's state quantizes, if the checkpoint has one.
     """
     from megatron.inference import load_model
     from megatron.inference.checkpoint_args import common_state
     from mqo.megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
-    from mqo.megatron.run.resumed_types import PLUGINS, ROWS
+    from mqo.megatron.run.resumed_types import FORMATS, PLUGINS, ROWS
 
     del platform
     folder = load_model.find_checkpoint(given.checkpoint)
@@ -95,6 +95,7 @@ def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
         "folder": str(folder),
         "types": types,
         "rows": bool(getattr(args, ROWS, None)),
+        "formats": getattr(args, FORMATS, {}),
         "plugins": getattr(args, PLUGINS, {}),
         "modelopt": modelopt,
     }

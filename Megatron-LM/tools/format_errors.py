@@ -13,15 +13,15 @@ SHAPE, SEED = (256, 4096), 1234
 
 
 def main(argv: list[str]) -> None:
-    """Measure the formats that the first arguments name; --file has some of a user."""
+    """Measure the formats that the first arguments name; --own has those of a user."""
     # Remove this folder from the path: its coverage.py would shadow the package that numba imports.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     args = parser().parse_args(argv)
     import torch
-    from mqo.quant import load_formats, sqnr
+    from mqo.quant import sqnr
+    from mqo.quant.own_formats import declare_rows
 
-    for file in args.file:
-        load_formats(file)
+    declare_rows(args.own)
     x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(SEED))
     facts = {name: sqnr(x, name) for name in args.formats}
     args.target.write_text(json.dumps({"sqnr_db": facts}), encoding="utf-8")
@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("formats", nargs="+")
     parser.add_argument("target", type=Path)
-    parser.add_argument("--file", action="append", default=[], type=Path)
+    parser.add_argument("--own", default="{}", help="JSON of {name: row of quant.toml}")
     return parser
 
 

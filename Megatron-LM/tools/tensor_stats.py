@@ -24,8 +24,10 @@ def main(argv: list[str]) -> None:
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     args = parser().parse_args(argv)
     from mqo.megatron.run.errors import SavedError, leave, reading
+    from mqo.quant.own_formats import declare_rows
     from mqo.quant.record import jsonable
 
+    declare_rows(args.own)
     try:
         with reading():
             facts = jsonable(measured_file(args))
@@ -57,6 +59,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("file", type=Path)
     parser.add_argument("target", type=Path)
     parser.add_argument("--tensor", action="append", default=[], metavar="GLOB")
+    parser.add_argument("--own", default="{}", help="JSON of {name: row of quant.toml}")
     parser.add_argument("--axis", type=int, help="block axis; default: a dumped operand's, or -1")
     return parser
 

@@ -51,6 +51,7 @@ SOUND = f"""
     mqo convert hf-to-megatron: hf made
     mqo convert megatron-to-hf: checkpoint made --tokenizer words --dtype bf16
     mqo coverage: --model llama32-1b --mode FA_linear_mxfp8 --gemms all --tree tree
+    mqo coverage: --model llama32-1b --mode linear_a --formats formats.toml --tree tree
     mqo coverage: --model deepseek2_lite --recipe recipe.toml --without hadamard
     mqo data prepare: jsonl --input text.jsonl --tokenizer words --output made --workers 1
     mqo demo: -o made

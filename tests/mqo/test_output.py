@@ -47,7 +47,7 @@ FOLDERS = {
 # Names of parameters that do not say where a command writes.
 READ = {"tree", "trees", "source", "run", "runs", "checkpoints", "checkpoint", "text", "tokenizer"}
 READ |= {"data_prefix", "data", "prompts", "script", "file", "input", "compare", "tasks_folder"}
-READ |= {"plugin"}
+READ |= {"plugin", "formats"}
 
 
 def parameters(command, name=""):

@@ -72,6 +72,10 @@ class PluginError(MqoError):
     """A file of quantizers that cannot be used, or an invalid option of one."""
 
 
+class FormatError(MqoError):
+    """A file of number formats that cannot be used."""
+
+
 class DataError(MqoError):
     """A dataset, tokenizer or index that is missing or cannot be made."""
 

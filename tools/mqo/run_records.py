@@ -68,6 +68,7 @@ class QuantToml(BaseModel):
     operands: dict[str, dict[str, Any]] = {}
     rules: list[dict[str, Any]] = []
     recipes: dict[str, dict[str, dict[str, Any]]] = {}
+    formats: dict[str, dict[str, Any]] = {}
     plugins: dict[str, dict[str, Any]] = {}
 
 

@@ -23,7 +23,8 @@ if (Path(checkpoint) / "fail.json").exists():
 if command == "describe":
     facts = json.loads((Path(checkpoint) / "types.json").read_text())
     rows = (Path(checkpoint) / "rows").exists()
-    record = {"folder": checkpoint, "types": facts, "rows": rows, "plugins": {}}
+    record = {"folder": checkpoint, "types": facts, "rows": rows}
+    record |= {"formats": {}, "plugins": {}}
     Path(target).write_text(json.dumps(record))
 else:
     options = tomllib.loads(Path(os.environ["MQO_QUANT_CONFIG"]).read_text())

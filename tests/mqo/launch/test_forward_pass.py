@@ -5,14 +5,27 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mqo.errors import CheckpointError, MqoError, PluginError, RunError, UnknownNameError
+from mqo.errors import (
+    CheckpointError,
+    FormatError,
+    MqoError,
+    PluginError,
+    RunError,
+    UnknownNameError,
+)
 from mqo.launch import forward_pass
 from mqo.launch.forward_pass import AS_TRAINED, ForwardPass, SavedModel, forward_passes
+from mqo.launch.options import quant_toml
 from mqo.launch.origin import sign
+from mqo.launch.own_formats import NO_FORMATS, FormatChoice, format_rows
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice
 from mqo.project import Project
+from mqo.quant.formats import FORMATS
+from mqo.quant.own_formats import OWN
 from mqo.quant.plugin_modules import digest_of
 from mqo.runs import RunFolder
+
+from ..own_format import FILE
 
 TREE = SimpleNamespace(root=Path("/no tree"))
 LINEAR_MINE = {"fprop": "mine", "qk": "none", "pv": "none"}
@@ -30,7 +43,8 @@ def project(tmp_path, monkeypatch):
 @pytest.fixture
 def described(monkeypatch):
     """The types and the presence of a recipe that checkpoints record; the program is not run."""
-    facts = {"types": ALL_MINE | {"dgrad": "mine", "wgrad": "mine"}, "rows": False, "plugins": {}}
+    facts = {"types": ALL_MINE | {"dgrad": "mine", "wgrad": "mine"}, "rows": False}
+    facts |= {"formats": {}, "plugins": {}}
     monkeypatch.setattr(forward_pass, "ask", lambda program, words, **rest: facts)
     return facts
 
@@ -315,3 +329,75 @@ def test_quantizers_of_two_runs_do_not_mix(run, described, project, tmp_path, wr
     pairs = forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS)
     assert [quant.plugins[0].source.parts[-4] for _, quant in pairs] == ["first", "second"]
     assert [quant.plugins[0].declared["options"]["gain"] for _, quant in pairs] == [2.0, 1.0]
+
+
+# -- formats of the user ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(tmp_path):
+    """A function that chooses a file whose format has blocks of this size."""
+
+    def choose(block=32):
+        file = tmp_path / "own.toml"
+        file.write_text(FILE.replace("block = 32", f"block = {block}"))
+        return FormatChoice.from_options([file])
+
+    return choose
+
+
+@pytest.fixture
+def of_format(run, described, own):
+    """A run with a user's format, whose file is not given."""
+    rows = format_rows(own().rows)
+    OWN.clear()
+    del FORMATS["own7"]
+    types = dict.fromkeys(("fprop", "dgrad", "wgrad", "qk", "pv"), "own7")
+    run.quant_config.write_text(quant_toml(types, {}, formats=rows))
+    described["types"] = types
+    return run
+
+
+def passes_of(run, *modes, choice=NO_FORMATS):
+    models = [SavedModel.find(run.root)]
+    return [quant for _, quant in forward_passes(TREE, models, modes, NO_PLUGINS, choice)]
+
+
+def test_a_run_brings_its_formats(of_format):
+    (trained,) = passes_of(of_format, AS_TRAINED)
+    assert trained.name == f"own7 {trained.formats['own7'].version}"
+    assert FORMATS["own7"].block == 32
+    assert passes_of(of_format, "mxfp8")[0].formats == {}
+
+
+def test_a_given_format_is_that_of_a_mode_and_has_to_be_that_of_the_training(of_format, own):
+    same, other = own(32), own(16)
+    (trained,) = passes_of(of_format, AS_TRAINED, choice=same)
+    (mode,) = passes_of(of_format, "linear_own7", choice=other)
+    assert trained.formats == same.rows and mode.formats == other.rows
+    with pytest.raises(FormatError, match="own7"):
+        passes_of(of_format, AS_TRAINED, choice=other)
+    with pytest.raises(FormatError, match="changes nothing"):
+        passes_of(of_format, "mxfp8", choice=same)
+
+
+def test_a_checkpoint_alone_needs_the_file_of_its_format(of_format, described, own, tmp_path):
+    models = [SavedModel.find(of_format.checkpoints.rename(tmp_path / "alone"))]
+    with pytest.raises(CheckpointError, match="--formats FILE"):
+        forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS)
+    choice = own()
+    described["formats"] = {"own7": choice.rows["own7"].digest}
+    ((_, quant),) = forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS, choice)
+    assert quant.formats == choice.rows
+    with pytest.raises(FormatError, match="own7"):
+        forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS, own(16))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("block = 32", "block = 16"), ("own7 = {", "mxfp8 = {"), ("row = {", "rows = {")],
+)
+def test_damaged_formats_are_named_as_those_of_the_run(of_format, old, new):
+    edit(of_format, old, new)
+    with pytest.raises(RunError, match=rf"{of_format.quant_config} cannot be read"):
+        passes_of(of_format, AS_TRAINED)

@@ -81,7 +81,14 @@ def test_training_reads_what_is_written(tmp_path):
         text=True,
         check=True,
     )
-    none = {"schedule": {}, "operands": {}, "rules": [], "recipes": {}, "plugins": {}}
+    none = {
+        "schedule": {},
+        "operands": {},
+        "rules": [],
+        "recipes": {},
+        "formats": {},
+        "plugins": {},
+    }
     assert ast.literal_eval(done.stdout) == {**chosen, "asked": TYPES, **none}
 
 

@@ -1,11 +1,19 @@
 """Colors that can be told from the page, and looks that are the modes' own."""
 
+from types import SimpleNamespace
+
 import pytest
 from mqo.matrix import tables
+from mqo.quant.formats import OWN_COLORS
 from mqo.report import colors
 from mqo.report.colors import look
 
-PAGES = {"LIGHT": "#ffffff", "DARK": "#1b1f24"}
+PAGES = {"light": "#ffffff", "dark": "#1b1f24"}
+
+
+def all_colors():
+    """Those of families, and those for formats of a user."""
+    return [*colors.colors().values(), *(SimpleNamespace(**c) for c in OWN_COLORS)]
 
 
 def luminance(color):
@@ -19,21 +27,22 @@ def luminance(color):
 def test_every_line_stands_out_from_its_page(theme):
     """WCAG 2 asks 3:1 of graphics."""
     page = luminance(PAGES[theme])
-    for color in getattr(colors, theme).values():
+    for color in (getattr(each, theme) for each in all_colors()):
         low, high = sorted((luminance(color), page))
         assert (high + 0.05) / (low + 0.05) >= 3, color
 
 
-@pytest.mark.parametrize("of", ["LIGHT", "DARK", "NAMES"])
-def test_no_two_formats_share_a_color_or_its_name(of):
-    named = list(getattr(colors, of).values())
+@pytest.mark.parametrize("part", ["light", "dark"])
+def test_no_two_formats_share_a_color_or_its_name(part):
+    named = [getattr(each, part) for each in all_colors()]
+    assert len({getattr(each, "name", "") or each.color for each in all_colors()}) == len(named)
     assert len(set(named)) == len(named)
 
 
 def test_a_format_has_one_color_at_every_site():
     modes = [tables.modes()[f"{f}mxfp4"] for f in ("FA_", "linear_", "FA_linear_", "")]
     looks = {look(mode.types("fprop")) for mode in modes}
-    assert {one.light for one in looks} == {colors.LIGHT["mxfp4"]}
+    assert {one.light for one in looks} == {colors.colors()["mxfp4"].light}
     assert len({one.dash for one in looks}) == 4
 
 
@@ -56,6 +65,6 @@ def test_the_modes_of_every_type_look_different():
 
 def test_a_mixture_and_a_type_of_another_tree_have_a_look_too():
     mixed = look({"fprop": "mxfp4", "qk": "mxfp8"})
-    assert mixed.light == colors.LIGHT["mixed"]
-    assert look({"fprop": "int4"}).light == colors.LIGHT["mixed"]
+    assert mixed.light == colors.colors()["mixed"].light
+    assert look({"fprop": "int4"}).light == colors.colors()["mixed"].light
     assert look({}) == look({"fprop": "none"})

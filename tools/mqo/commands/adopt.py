@@ -6,18 +6,27 @@ from typing import Annotated
 
 import typer
 
-from mqo.commands.options import JsonOption, TreeOption, patch_series, settled
+from mqo.commands.options import (
+    FormatsOption,
+    JsonOption,
+    TreeOption,
+    patch_series,
+    settled,
+)
 from mqo.terminal import emit
 
 
 def adopt(
     yes: Annotated[bool, typer.Option("--yes", help="Do it; by default it is only shown.")] = False,
+    formats: FormatsOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
     """Replace hand-made quantization sites by those of the patches, with the same types."""
+    from mqo.launch.own_formats import FormatChoice
     from mqo.overlay.quant_types import adopt as overlay
 
+    FormatChoice.from_options(formats)  # before literals are read
     fork, series = settled(tree), patch_series()
     if not yes:
         plan = overlay.planned(fork, series)

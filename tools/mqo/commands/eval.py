@@ -9,6 +9,7 @@ import typer
 
 from mqo.commands.options import (
     CHECKPOINTS,
+    FormatsOption,
     IgnoreOption,
     JsonOption,
     PluginOption,
@@ -52,6 +53,7 @@ def evaluate(
     tasks_folder: TasksFolder = None,
     limit: Limit = None,
     num_fewshot: Fewshot = None,
+    formats: FormatsOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     ignore_argument: IgnoreOption = None,
@@ -62,9 +64,11 @@ def evaluate(
     from mqo.launch import evaluation
     from mqo.launch import tasks as harness
     from mqo.launch.forward_pass import AS_TRAINED, SavedModel
+    from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
 
+    own = FormatChoice.from_options(formats)  # before names are checked
     plugins = PluginChoice.from_options(plugin, plugin_option)
     names = tables.expand_modes(modes) if modes else [AS_TRAINED]
     sources = [SavedModel.find(path) for path in checkpoints]
@@ -77,7 +81,7 @@ def evaluate(
             limit=limit,
             shots=num_fewshot,
         )
-        scores = harness.evaluate(settled(tree), sources, names, words, stderr(), plugins)
+        scores = harness.evaluate(settled(tree), sources, names, words, stderr(), plugins, own)
         rows = [vars(score) for score in scores]
         emit("eval", None, "\n".join(harness.score_lines(scores)), as_json, tasks=rows)
         return
@@ -87,6 +91,6 @@ def evaluate(
         )
     words = evaluation.text(data or (), text, tokenizer, tokens)
     words += evaluation.ignoring(ignore_argument or ())
-    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr(), plugins)
+    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr(), plugins, own)
     rows = [loss.as_table() for loss in losses]
     emit("eval", None, "\n".join(evaluation.loss_lines(losses)), as_json, losses=rows)

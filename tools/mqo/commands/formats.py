@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from mqo.commands.options import JsonOption
+from mqo.commands.options import FormatsOption, JsonOption
 from mqo.extras import require
 from mqo.program import ask
 from mqo.project import Project
 from mqo.quant.formats import FORMATS, Format
+from mqo.quant.own_formats import FormatRow
 from mqo.terminal import emit
 from mqo.untrusted import read_toml
 
@@ -33,12 +35,15 @@ def main(context: typer.Context) -> None:
 
 
 @formats.command("list")
-def list_(as_json: JsonOption = False) -> None:
+def list_(formats: FormatsOption = None, as_json: JsonOption = False) -> None:
     """List the number formats with their elements, scales, ranges and SQNR.
 
-    `mqo formats` does the same.
+    Those of ~/.config/mqo/formats.toml, or of --formats, are at the end. `mqo formats` lists all
+    but the latter.
     """
-    rows = _rows(FORMATS, ())
+    from mqo.launch.own_formats import FormatChoice
+
+    rows = _rows(FORMATS, FormatChoice.from_options(formats).rows)
     emit("formats", None, _table(rows), as_json, formats=rows)
 
 
@@ -51,13 +56,20 @@ def check(
 ) -> None:
     """Report the fault of each invalid row of a file, and list the valid ones.
 
-    `mqo.quant.load_formats(FILE)` makes them types of the library. Exit code 1 if a row is invalid.
+    --formats FILE makes them types of a command, and `mqo.quant.load_formats(FILE)` of the library.
+    Exit code 1 if a row is invalid.
     """
-    from mqo.quant.own_formats import read_rows
+    from mqo.launch.own_formats import clash
+    from mqo.quant.own_formats import own_formats, read_rows
 
-    valid, faults = read_rows(read_toml(file), str(file))
+    content = read_toml(file)
+    valid, faults = read_rows(content, str(file))
+    clashes = {name: fault for name in valid if (fault := clash(name, valid))}
+    faults += clashes.values()
+    valid = {name: row for name, row in valid.items() if name not in clashes}
     if not faults:
-        rows = _rows(valid, [file.resolve()])
+        own = own_formats(content, str(file))
+        rows = _rows(valid, {name: each.row for name, each in own.items()})
         emit("formats", None, _table(rows), as_json, formats=rows, faults=faults)
         return
     lines = [*faults, f"valid: {', '.join(valid)}"] if valid else faults
@@ -65,11 +77,11 @@ def check(
     raise typer.Exit(1)
 
 
-def _rows(formats: Mapping[str, Format], files: Iterable[Path]) -> list[dict[str, Any]]:
-    """Return the facts of formats, with the SQNR in dB; those of `files` are loaded for it."""
+def _rows(formats: Mapping[str, Format], own: Mapping[str, FormatRow]) -> list[dict[str, Any]]:
+    """Return the facts of formats, with the SQNR in dB; `own` are the rows of the user's."""
     require("torch")
-    words = [*(f"--file={file}" for file in files), *formats]
-    errors = ask(Project.here().ours / PROGRAM, words)
+    rows = {name: row.as_table() for name, row in own.items()}
+    errors = ask(Project.here().ours / PROGRAM, [f"--own={json.dumps(rows)}", *formats])
     return [
         {
             "name": row.name,

@@ -9,6 +9,7 @@ import typer
 
 from mqo.commands.options import (
     CHECKPOINTS,
+    FormatsOption,
     IgnoreOption,
     JsonOption,
     PluginOption,
@@ -41,6 +42,7 @@ def generate(
     no_cache: Annotated[
         bool, typer.Option("--no-cache", help="Recompute the whole text for each token.")
     ] = False,
+    formats: FormatsOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     ignore_argument: IgnoreOption = None,
@@ -50,6 +52,7 @@ def generate(
     """Generate text from prompts with a checkpoint."""
     from mqo.launch import evaluation
     from mqo.launch.forward_pass import AS_TRAINED, SavedModel
+    from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
 
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
@@ -64,9 +67,11 @@ def generate(
         seed=seed,
     )
     words += evaluation.ignoring(ignore_argument or ())
+    own = FormatChoice.from_options(formats)
     plugins = PluginChoice.from_options(plugin, plugin_option)
     source, mode = SavedModel.find(checkpoint), mode or AS_TRAINED
-    result = evaluation.generate(settled(tree), source, mode, given, words, tokenizer, plugins)
+    more = (words, tokenizer, plugins, own)
+    result = evaluation.generate(settled(tree), source, mode, given, *more)
     written = "\n\n".join(row["prompt"] + row["text"] for row in result["texts"])
     emit("generate", None, written, as_json, **result)
 

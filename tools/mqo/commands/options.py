@@ -34,6 +34,10 @@ EntriesArgument = Annotated[
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Overwrite hand edits; a copy is kept in .mqo/kept.")
 ]
+FormatsOption = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="TOML file whose formats become types of modes; repeatable."),
+]
 PluginOption = Annotated[
     list[Path] | None,
     typer.Option(

@@ -9,6 +9,7 @@ from click.core import ParameterSource
 from mqo.commands.options import (
     AxisOption,
     FlagsArgument,
+    FormatsOption,
     GemmsOption,
     PluginOption,
     PluginOptionOption,
@@ -55,6 +56,7 @@ def perf(
     tokenizer: Annotated[Path | None, typer.Option(help="With --text: a tokenizer folder.")] = None,
     training_config: TrainingOption = "smoke",
     gemms: GemmsOption = "fprop",
+    formats: FormatsOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     no_scaling: NoScaling = False,
@@ -77,6 +79,7 @@ def perf(
     """
     from mqo.errors import MqoError, RunError
     from mqo.launch import own_data
+    from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
     from mqo.launch.variants import check_set_once, variants, with_plugins
     from mqo.matrix import tables
@@ -95,7 +98,8 @@ def perf(
                 "--model, or one of --mode and --recipes, is missing",
                 expected="--model with --mode or --recipes, or --compare A B",
             )
-        plugins = PluginChoice.from_options(plugin, plugin_option)  # before names are checked
+        own = FormatChoice.from_options(formats)  # before names are checked
+        plugins = PluginChoice.from_options(plugin, plugin_option)
         choice = tables.check_gemms(gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         check_set_once(axis or (), plugins.options)
@@ -107,6 +111,7 @@ def perf(
         rest = (base, dataset, training_config, choice, extra, limits().steps, data)
         tests = [PerfOptions(model, variant, *rest) for variant in chosen]
         configs = [test.config_of(v, steps=1) for test in tests for v in (test.mode, base)]
+        own.refuse_unused([config.quantization for config in configs])
         plugins.refuse_unused([config.quantization for config in configs])
         failed = measure.run_tests(tests, folder, scaling=not no_scaling)
     except RunError as error:

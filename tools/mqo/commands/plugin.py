@@ -14,7 +14,7 @@ from mqo.commands.options import JsonOption
 from mqo.errors import OutputError, PluginError
 from mqo.output import new_file, target_of
 from mqo.project import Project
-from mqo.quant.formats import QUANT_TYPES
+from mqo.quant.formats import source_types
 from mqo.quant.plugins import is_name
 from mqo.terminal import emit
 
@@ -36,7 +36,7 @@ def new(
     """Write a commented quantizer to start from; its name is that of the file."""
     path = target_of(target)
     name = path.stem
-    if path.suffix != ".py" or not is_name(name) or iskeyword(name) or name in QUANT_TYPES:
+    if path.suffix != ".py" or not is_name(name) or iskeyword(name) or name in source_types():
         raise OutputError(
             f"{target} is not named after a new quantizer",
             expected="NAME.py, with lower-case letters, digits and _, beginning with a letter, and "

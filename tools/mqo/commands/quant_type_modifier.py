@@ -7,13 +7,13 @@ import json
 import shlex
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
 from mqo import process
-from mqo.errors import FULL, DiskFullError, MqoError
+from mqo.errors import FULL, DiskFullError, FormatError, MqoError
 from mqo.overlay.journal import STORE
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.gemms import SITES
@@ -21,6 +21,7 @@ from mqo.overlay.quant_types.modifier import Outcome, Report, SiteState
 from mqo.overlay.quant_types.sites import ABSENT
 from mqo.project import Project
 from mqo.quant.formats import QUANT_TYPES
+from mqo.quant.own_formats import own_formats, register, users_file
 
 WIDTH = 80
 SCHEMA = 1
@@ -32,8 +33,8 @@ SITE_HELP = {
     "pv": "weighted values of attention",
 }
 EXIT_CODES = f"""
-T is one of {", ".join(QUANT_TYPES)}. Exit codes: 0 done; 1 --check found something that
-needs action; 2 error, and nothing was changed.
+T is one of {", ".join(QUANT_TYPES)}, or your own format.
+Exit codes: 0 done; 1 --check found something that needs action; 2 error, and nothing was changed.
 """
 
 
@@ -103,6 +104,10 @@ def parser() -> argparse.ArgumentParser:
     )
     options.add_argument("--dry-run", action="store_true", help="print the diff, write nothing")
     options.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    own = "TOML file whose formats become types T; repeatable"
+    options.add_argument(
+        "--formats", type=Path, metavar="FILE", action="append", default=[], help=own
+    )
     options.add_argument("--tree", type=Path, help="the Megatron tree; by default Megatron-LM/")
     return options
 
@@ -121,10 +126,39 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
         known.error("--shared needs a type to set")
     if options.force and not options.restore:
         known.error("--force needs --restore")
+    if options.formats and options.restore:
+        known.error("--formats changes nothing with --restore")
     return options
 
 
+def _load(files: Sequence[Path], types: Set[str]) -> None:
+    """Make the formats of files, and of the user's own one, types.
+
+    Raises:
+        FormatError: a file cannot be used, or has none of the types to set.
+    """
+    from mqo.untrusted import read_toml
+
+    try:
+        if (own := users_file()).is_file():
+            register(own_formats(read_toml(own), str(own)).values())
+        for file in files:
+            names = own_formats(read_toml(file), str(file), file)
+            register(names.values())
+            if types and not types & {*names}:
+                raise FormatError(
+                    f"--formats {file} changes nothing: no site gets the type {' or '.join(names)}",
+                    expected="a type of each file",
+                )
+    except ValueError as error:
+        raise FormatError(
+            f"The formats cannot be read: {error}",
+            help="`mqo formats check FILE` says what is wrong with each row",
+        ) from None
+
+
 def _run(options: argparse.Namespace) -> int:
+    _load(options.formats, {*options.types.values()})
     root = (options.tree or Project.here().tree).resolve()
     if options.check:
         report = modifier.check(root)

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mqo.commands.options import JsonOption, TreeOption, WithOption, WithoutOption, settled
+from mqo.commands.options import (
+    FormatsOption,
+    JsonOption,
+    TreeOption,
+    WithOption,
+    WithoutOption,
+    settled,
+)
 from mqo.terminal import emit
 from mqo.untrusted import read_text
 
@@ -45,18 +52,22 @@ def show(
     model: Annotated[
         str | None, typer.Option(help="Show what each layer of this model uses.")
     ] = None,
+    formats: FormatsOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
     """Show what a recipe does to each operand, and what it leaves out."""
     from mqo.errors import MqoError
+    from mqo.launch.own_formats import FormatChoice
     from mqo.matrix.tables import models
     from mqo.quant.recipe_files import path_of
     from mqo.recipes.layers import layer_lines
     from mqo.recipes.recipe import changed, read
     from mqo.recipes.show import recipe_lines, resolved
 
+    own = FormatChoice.from_options(formats)  # before types are checked
     shown_recipe = changed(read(name), without or (), with_ or ())
+    own.refuse_unused_in(shown_recipe.all_types())
     if toml and (shown_recipe.changes or model):
         raise MqoError(
             "--toml prints the recipe's file, which has no changes and is for any model",

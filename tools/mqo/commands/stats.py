@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mqo.commands.options import JsonOption
+from mqo.commands.options import FormatsOption, JsonOption
 from mqo.project import Project
 from mqo.terminal import emit
 
@@ -21,10 +21,13 @@ def stats(
         int | None,
         typer.Option(help="Axis of MX blocks; default: that of a dumped operand, else the last."),
     ] = None,
+    formats: FormatsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show how well each format, block and scale rule represents a saved tensor."""
+    from mqo.launch.own_formats import FormatChoice, format_rows
     from mqo.report.stats import measure, stats_lines
 
-    result = measure(Project.here().ours, file, tensor or (), axis)
+    rows = format_rows(FormatChoice.from_options(formats).rows)
+    result = measure(Project.here().ours, file, tensor or (), axis, rows)
     emit("stats", result, "\n".join(stats_lines(result)), as_json)

@@ -12,6 +12,7 @@ from mqo.commands.options import (
     AxisOption,
     ExcludeOption,
     FlagsArgument,
+    FormatsOption,
     GemmsOption,
     IncludeOption,
     PluginOption,
@@ -64,6 +65,7 @@ def sweep(
     modes: Modes = None,
     recipes: RecipesOption = "",
     axis: AxisOption = None,
+    formats: FormatsOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     training_config: TrainingOption = "tiny",
@@ -89,6 +91,7 @@ def sweep(
     """
     from mqo.launch import own_data
     from mqo.launch.config import Cluster
+    from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
     from mqo.output import folder_of
@@ -102,6 +105,7 @@ def sweep(
     project, extra = Project.here(), tuple(flags or ())
     words, prefix = tokenizer and tokenizer.resolve(), data_prefix and data_prefix.resolve()
     data = own_data.of_options(project, text or (), words, prefix, extra, strict=strict)
+    own = FormatChoice.from_options(formats)  # before names are checked
     planned = configs.jobs(
         models,
         datasets,
@@ -110,6 +114,7 @@ def sweep(
         recipes=recipes,
         axes=tuple(axis or ()),
         plugins=PluginChoice.from_options(plugin, plugin_option),
+        formats=own,
         seeds=_seeds(seeds),
         extra_flags=extra,
         gemms=tables.check_gemms(gemms),

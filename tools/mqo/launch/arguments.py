@@ -19,6 +19,7 @@ from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.own_data import OwnData, either, of_options
+from mqo.launch.own_formats import FormatChoice
 from mqo.launch.plugins import PluginChoice
 from mqo.matrix import tables
 from mqo.project import Project
@@ -98,6 +99,8 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     sizes = f"batch sizes, length and learning rate {_DEFAULT}"
     add("--training-config", default="standard", metavar="NAME", help=sizes)
     _add_types(result, front_end)
+    formats = "TOML file whose formats become types T (docs/formats.md); repeatable"
+    add("--formats", type=_path, metavar="FILE", help=formats, action="append", default=[])
     plugin = (
         "Python file whose quantizers become types T, or a name in `mqo plugin list`; repeatable"
     )
@@ -208,6 +211,7 @@ def config_from(
     By default a run has one process per GPU of `machine`, which is this one if None.
     """
     # Before names of types are checked.
+    formats = FormatChoice.from_options(args.formats)
     plugins = PluginChoice.from_options(args.plugin, args.plugin_option)
     data = _own_data(args, extra)
     mode = args.quantization
@@ -251,6 +255,7 @@ def config_from(
         **{name: getattr(args, name) for name in plain},
         **given(args),
     )
+    formats.refuse_unused([config.quantization])
     plugins.refuse_unused([config.quantization])
     return config
 

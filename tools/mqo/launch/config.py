@@ -17,10 +17,12 @@ from mqo.launch.command import read_flags
 from mqo.launch.libraries import LibraryQuantization, engine_quantization
 from mqo.launch.naming import check_own, dataset_of, folder_part
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
+from mqo.launch.own_formats import declare_formats, format_rows, own_rows, used_formats
 from mqo.launch.plugins import RunPlugin, declare_rows, labels, plugins_of, toml_rows, used
 from mqo.launch.user_paths import absolute_paths
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
+from mqo.quant.own_formats import FormatRow
 from mqo.quant.recipe import Recipe
 from mqo.run_records import damaged
 from mqo.runs import RunFolder
@@ -73,8 +75,9 @@ class Quantization(_Section):
 
     `types` are the quant types per site, which are written into the run's source; None keeps the
     literals of the tree (`--quantization source`). A `recipe` sets the types of linear layers.
-    `schedule` are 'SITE: schedule' texts. `libraries` are what other libraries quantize. `plugins`
-    are the custom quantizers. The run itself checks that each excluded layer exists.
+    `schedule` are 'SITE: schedule' texts. `libraries` are what other libraries quantize. `formats`
+    are the user's formats that the run uses, by name, and `plugins` are the custom quantizers. The
+    run itself checks that each excluded layer exists.
     """
 
     mode: str
@@ -84,14 +87,16 @@ class Quantization(_Section):
     libraries: tuple[LibraryQuantization, ...] = ()
     recipe: Recipe | None = None
     allow_mostly_unquantized: bool = False
+    formats: dict[str, FormatRow] = {}
     plugins: tuple[RunPlugin, ...] = ()
     options: Chosen = {}
 
     @model_validator(mode="before")
     @classmethod
     def _declare(cls, fields: Any) -> Any:
-        """Make the custom quantizers types, before fields with types are checked."""
+        """Make formats and quantizers of the user types, before fields with types are checked."""
         if isinstance(fields, dict):
+            declare_formats(fields.get("formats") or {})
             declare_rows(fields.get("plugins") or ())
         return fields
 
@@ -99,7 +104,7 @@ class Quantization(_Section):
     def name(self) -> str:
         """Return the names of recipe, mode (unless it adds nothing), libraries and schedules.
 
-        The versions of custom quantizers follow.
+        The versions of the user's formats and of custom quantizers follow.
         """
         names = [self.recipe.label] if self.recipe else []
         libraries = [library.label for library in self.libraries]
@@ -110,8 +115,17 @@ class Quantization(_Section):
 
     @property
     def all_types(self) -> set[str]:
-        """Return the types of the run, including those of its schedules and its recipe."""
-        return all_types(self.types, self.schedule, self.recipe)
+        """Return the types of the run, including those of its schedules and its recipe.
+
+        If they come from the tree, only the user's formats are known.
+        """
+        of_tree = self.formats if self.types is None else ()
+        return all_types(self.types, self.schedule, self.recipe).union(of_tree)
+
+    def using(self, types: Mapping[str, str]) -> Quantization:
+        """Return a copy without the user's formats that a run with these types does not use."""
+        names = all_types(types, self.schedule, self.recipe)
+        return self.model_copy(update={"formats": used_formats(self.formats, names)})
 
     @property
     def library_types(self) -> dict[str, str]:
@@ -201,6 +215,7 @@ class RunConfig(_Section):
             operands,
             self._rules(),
             self._recipes(),
+            format_rows(quant.formats),
             toml_rows(quant.plugins),
         )
 
@@ -220,7 +235,8 @@ class RunConfig(_Section):
         types = recipe.types.by_site() if recipe and needs_types else {}
         # Without files: these parts do not need the functions.
         plugins = {p.name: {"declared": p.declared} for p in self.quantization.plugins}
-        return quant_toml(types, patterns, (), rows, self._rules(), recipes, plugins)
+        formats = format_rows(self.quantization.formats)
+        return quant_toml(types, patterns, (), rows, self._rules(), recipes, formats, plugins)
 
     def _rules(self) -> list[dict[str, Any]]:
         recipe = self.quantization.recipe
@@ -238,6 +254,10 @@ class RunConfig(_Section):
         """Return a copy with these flags of a layout."""
         placement = self.placement.model_copy(update={"layout": tuple(flags)})
         return self.model_copy(update={"placement": placement})
+
+    def using(self, types: Mapping[str, str]) -> RunConfig:
+        """Return a copy without the user's formats that a run with these types does not use."""
+        return self.model_copy(update={"quantization": self.quantization.using(types)})
 
     def with_library(self, library: LibraryQuantization) -> RunConfig:
         """Return a copy with what another library quantizes."""
@@ -272,6 +292,7 @@ def resolve(
     or "source" for the types in the tree; `linear` and `attention` change the mode as in
     `tables.changed`. A `recipe` sets the types of linear layers; MqoError if the mode sets them,
     too. `plugins` are files of quantizers, which become types; the run keeps those that it uses.
+    It also keeps the rows of the formats that it uses, of those that `FormatChoice` made types.
     `rest` are fields of the parts, and options by their names. `keep_checkpoints` defaults to the
     number in the training configuration, or to all if the folder already holds more.
     """
@@ -295,6 +316,7 @@ def resolve(
         options.setdefault("cache_weights", True)  # as it does: weights are rounded once per step
     options.setdefault("keep_checkpoints", _kept(experiment.checkpoint, experiment.training))
     quantizer, recorder = split(options)
+    names = all_types(types, quantization_fields.get("schedule", ()), recipe)
     return RunConfig(
         experiment=experiment,
         quantization=Quantization(
@@ -302,7 +324,8 @@ def resolve(
             types=types,
             gemms=gemms,
             recipe=recipe,
-            plugins=used(own, all_types(types, quantization_fields.get("schedule", ()), recipe)),
+            formats=used_formats(own_rows(), None if types is None else names),
+            plugins=used(own, names),
             options=quantizer,
             libraries=_libraries(experiment, types, quantization_fields.get("schedule", ())),
             **quantization_fields,
@@ -327,7 +350,7 @@ def all_types(
     """Return the types of a run, including those of its schedules and its recipe."""
     names = {*(types or {}).values()}
     names |= {word for text in schedule for word in re.findall(r"\w+", text.partition(":")[2])}
-    return names | (recipe.own_types() if recipe else set())
+    return names | (recipe.all_types() if recipe else set())
 
 
 def _by_part(fields: dict[str, Any]) -> Iterator[dict[str, Any]]:

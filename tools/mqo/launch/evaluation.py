@@ -24,6 +24,7 @@ from mqo.launch.flags import platform_flags
 from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes, quant_toml_of
 from mqo.launch.machine import THREADS, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
+from mqo.launch.own_formats import NO_FORMATS, FormatChoice, format_rows
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice, copy_files, toml_rows
 from mqo.launch.published_args import IGNORE_FLAG
 from mqo.matrix import tables
@@ -141,10 +142,11 @@ def evaluate(
     words: Sequence[str] = (),
     report: Say = lambda line: None,
     plugins: PluginChoice = NO_PLUGINS,
+    formats: FormatChoice = NO_FORMATS,
 ) -> list[Loss]:
     """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is its own mode.
 
-    `words` is the result of `text`, and `plugins` are custom quantizers.
+    `words` is the result of `text`, `plugins` are custom quantizers, and `formats` the user's.
 
     Raises:
         CheckpointError: a checkpoint or the text cannot be used.
@@ -157,7 +159,7 @@ def evaluate(
         loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
         return Loss(model.name, quant.name, quant.types, loss=loss, text=texts, **facts)
 
-    return each(forward_passes(tree, models, modes, plugins), measure, report)
+    return each(forward_passes(tree, models, modes, plugins, formats), measure, report)
 
 
 def each(
@@ -184,6 +186,7 @@ def generate(
     words: Sequence[str] = (),
     tokenizer: Path | None = None,
     plugins: PluginChoice = NO_PLUGINS,
+    formats: FormatChoice = NO_FORMATS,
 ) -> dict[str, Any]:
     """Return the text after each prompt: {"mode", "types", "iteration", "texts"}.
 
@@ -195,7 +198,7 @@ def generate(
     """
     words = [*words]
     words += tokenizer_words(tokenizer)
-    ((_, quant),) = forward_passes(tree, [model], [mode], plugins)
+    ((_, quant),) = forward_passes(tree, [model], [mode], plugins, formats)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")
@@ -250,7 +253,8 @@ def run(
         options = _options(model.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
         copy_files(quant.plugins, RunFolder(folder))
-        text = quant_toml(quant.types, options, **quant.rows, plugins=toml_rows(quant.plugins))
+        formats, plugins = format_rows(quant.formats), toml_rows(quant.plugins)
+        text = quant_toml(quant.types, options, **quant.rows, formats=formats, plugins=plugins)
         config.write_text(text, encoding="utf-8")
         after = [*words, "--", *platform_flags(machine)]
         variables = {ENVIRONMENT_VARIABLE: str(config), THREADS: threads(machine.cores)}

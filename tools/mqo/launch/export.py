@@ -117,7 +117,7 @@ def export(
             they were quantized; the layout cannot hold them; `target` exists.
         UnknownNameError: the type or layout is unknown.
     """
-    check_choice("type to export", quant_type, (None, *formats.FORMATS))
+    check_choice("type to export", quant_type, (None, *formats.REFERENCE_TYPES[1:]))
     check_choice("layout", layout, (None, *READERS))
     if target.exists():
         raise ConvertError(f"{target} already exists", expected="a new folder")
@@ -179,7 +179,14 @@ def _config(source: Path) -> Path:
             f"{source} does not record how its weights were quantized",
             expected="a run, or --format TYPE to round them to that type",
         )
-    if plugins := quant_toml_of(config).plugins:
+    record = quant_toml_of(config)
+    if record.formats:
+        raise ConvertError(
+            f"{source} was trained with {', '.join(record.formats)} of a user's file, and a reader "
+            "of the exported weights knows only the formats of mqo",
+            expected="--format TYPE to round the weights to that type",
+        )
+    if plugins := record.plugins:
         raise ConvertError(
             f"{source} was trained with {', '.join(plugins)} in Python, which have no codes",
             expected="--format TYPE to round the weights to that type",

@@ -128,7 +128,11 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     settings |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
     if config.experiment.text is not None:
         settings["text"] = [*config.experiment.text.files.values()]
-    return settings | config.quantization.model_dump(mode="json")
+    quant = config.quantization
+    settings |= quant.model_dump(mode="json", exclude={"formats"})
+    if quant.types is None:  # the tree decides which formats the run uses
+        return settings
+    return settings | {"formats": {name: row.digest for name, row in quant.formats.items()}}
 
 
 def _check_settings(folder: Path, record: FinishRecord, config: RunConfig) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mqo.errors import CheckpointError, PluginError
+from mqo.errors import CheckpointError, FormatError, PluginError
 from mqo.launch.checkpoints import TRACKER, require_files, require_tracker
 from mqo.launch.hf_source import refuse_hf_folder
 from mqo.launch.origin import is_own
+from mqo.launch.own_formats import NO_FORMATS, FormatChoice, declare_formats, used_formats
 from mqo.launch.plugins import (
     PluginChoice,
     RunPlugin,
@@ -25,6 +26,7 @@ from mqo.overlay.tree import Tree
 from mqo.program import ask
 from mqo.project import Project
 from mqo.quant.formats import QUANT_TYPES
+from mqo.quant.own_formats import FormatRow
 from mqo.run_records import QuantToml, damaged, parsed
 from mqo.runs import RunFolder, checkpoints_of
 
@@ -68,18 +70,19 @@ class SavedModel:
 class ForwardPass:
     """How a forward pass is quantized.
 
-    `mode` is the name of a mode, `types` are {site: type}, `rows` are those of a recipe, and
-    `plugins` are the custom quantizers.
+    `mode` is the name of a mode, `types` are {site: type}, `rows` are those of a recipe, `formats`
+    are the user's formats, and `plugins` are the custom quantizers.
     """
 
     mode: str
     types: dict[str, str]
     rows: dict[str, Any]
     plugins: tuple[RunPlugin, ...] = ()
+    formats: Mapping[str, FormatRow] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
-        """Return the mode's name, with the versions of custom quantizers."""
+        """Return the mode's name, with the versions of the user's formats and quantizers."""
         return " ".join([self.mode, *labels(self)])
 
     @property
@@ -93,7 +96,11 @@ class ForwardPass:
 
 
 def forward_passes(
-    tree: Tree, models: Iterable[SavedModel], modes: Sequence[str], choice: PluginChoice
+    tree: Tree,
+    models: Iterable[SavedModel],
+    modes: Sequence[str],
+    choice: PluginChoice,
+    formats: FormatChoice = NO_FORMATS,
 ) -> list[tuple[SavedModel, ForwardPass]]:
     """Return each model with each mode, in this order.
 
@@ -101,24 +108,37 @@ def forward_passes(
         CheckpointError: a checkpoint cannot be used, or needs a quantizer whose code may be another
             person's.
         PluginError: a file of quantizers cannot be used, or changes nothing.
+        FormatError: a file of formats changes nothing, or has other numbers than a checkpoint's.
     """
     given = plugins_of(choice.files, choice.options)
-    pairs = [(model, _forward_pass(tree, model, mode, given)) for model in models for mode in modes]
+    pairs = [
+        (model, _forward_pass(tree, model, mode, given, formats))
+        for model in models
+        for mode in modes
+    ]
     choice.refuse_unused([quant for _, quant in pairs])
+    formats.refuse_unused([quant for _, quant in pairs])
     return pairs
 
 
 def _forward_pass(
-    tree: Tree, model: SavedModel, mode: str, given: tuple[RunPlugin, ...]
+    tree: Tree,
+    model: SavedModel,
+    mode: str,
+    given: tuple[RunPlugin, ...],
+    choice: FormatChoice,
 ) -> ForwardPass:
     """Return how a mode quantizes the GEMMs of a forward pass.
 
     For AS_TRAINED that is recorded in the checkpoint and in its run's recipe. Without a record
     nothing is quantized: no quantized training wrote the checkpoint.
     """
+    recorded = _recorded_formats(model)
     if mode != AS_TRAINED:
         types = _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
-        return ForwardPass(mode, types, {}, used(given, {*types.values()}))
+        names = {*types.values()}
+        formats = used_formats({**recorded, **choice.rows}, names)
+        return ForwardPass(mode, types, {}, used(given, names), formats)
     plugins = _recorded(model, given)
     words = ["describe", str(model.folder)]
     facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
@@ -129,12 +149,15 @@ def _forward_pass(
             expected="a copy of its quant.toml in that folder, or the run itself",
             help="To run it without the recipe, name a mode",
         )
-    _check_known(model, types, plugins)
+    formats = recorded if model.quant_config else {**choice.rows}
+    _check_known(model, types, (*formats, *(plugin.name for plugin in plugins)))
     if model.quant_config is None:
         _check_versions(model, plugins, facts["plugins"])
     rows = recipe_rows(model.quant_config, types)
     quant = ForwardPass(_mode_of(types, rows), types, rows)
-    quant = replace(quant, plugins=used(plugins, quant.all_types))
+    formats = used_formats(formats, quant.all_types)
+    _check_numbers(model, choice, facts["formats"], formats)
+    quant = replace(quant, plugins=used(plugins, quant.all_types), formats=formats)
     _refuse_foreign(model, quant.plugins, given)
     return quant
 
@@ -165,13 +188,41 @@ def _recorded(model: SavedModel, given: tuple[RunPlugin, ...]) -> tuple[RunPlugi
     return tuple(by_name.values())
 
 
-def _check_known(model: SavedModel, types: Mapping[str, str], plugins: Iterable[RunPlugin]) -> None:
-    """Raise CheckpointError for a type that is neither a format nor a known custom quantizer."""
-    known = {*QUANT_TYPES, *(plugin.name for plugin in plugins)}
-    if unknown := sorted({*types.values()} - known):
+def _recorded_formats(model: SavedModel) -> dict[str, FormatRow]:
+    """Return the user's formats of a model's run, which become types."""
+    try:
+        return declare_formats(quant_toml_of(model.quant_config).formats)
+    except ValueError as error:
+        assert model.quant_config is not None  # it has rows
+        raise damaged(model.quant_config, error) from None
+
+
+def _check_numbers(
+    model: SavedModel,
+    choice: FormatChoice,
+    recorded: Mapping[str, str],
+    used: Mapping[str, FormatRow],
+) -> None:
+    """Raise FormatError for a format with other numbers than in the training of the checkpoint."""
+    for name, row in used.items():
+        file, was = choice.file_of(name), recorded.get(name, row.digest)
+        now = choice.rows[name] if file else row
+        if was != now.digest:
+            raise FormatError(
+                f"{model.folder} was trained with {name} {was[: len(row.version)]}, and "
+                f"{file or 'another file'} has {now.version}",
+                expected="the row with which it was trained",
+                help="To run it in another way, name a mode",
+            )
+
+
+def _check_known(model: SavedModel, types: Mapping[str, str], own: Iterable[str]) -> None:
+    """Raise CheckpointError for a type that is neither a type of mqo nor among `own`."""
+    if unknown := sorted({*types.values()} - {*QUANT_TYPES, *own}):
         raise CheckpointError(
             f"{model.folder} was trained with the type {unknown[0]}, which is unknown here",
-            expected="a type of this release, or --plugin FILE with the quantizer of this name",
+            expected="a type of this release, --formats FILE with the format of this name, or "
+            "--plugin FILE with the quantizer",
             help="To run it in another way, name a mode",
         )
 

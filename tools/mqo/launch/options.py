@@ -80,11 +80,13 @@ def quant_toml(
     operands: Mapping[str, Mapping[str, Any]] | None = None,
     rules: Iterable[Mapping[str, Any]] = (),
     recipes: Mapping[str, Mapping[str, Any]] | None = None,
+    formats: Mapping[str, Mapping[str, Any]] | None = None,
     plugins: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """Return quant.toml: the types of a run's source, which the guard checks, and its options.
 
-    `operands`, `rules`, `recipes` and `plugins` are the rows of its tables with these names.
+    `operands`, `rules`, `recipes`, `formats` and `plugins` are the rows of its tables with these
+    names.
 
     Raises:
         MqoError: `schedule` names an unknown site, a site twice, or a kind without a quantized
@@ -92,6 +94,7 @@ def quant_toml(
     """
     tables: dict[str, dict[str, Any]] = {"asked": dict(types), "quantizer": {}}
     tables["schedule"] = schedules(types, schedule)
+    tables["formats"] = dict(formats or {})
     tables["plugins"] = dict(plugins or {})
     tables["recipes"] = dict(recipes or {})
     tables["operands"] = {name: row for name, row in (operands or {}).items() if row}

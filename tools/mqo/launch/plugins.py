@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from mqo.errors import PluginError
 from mqo.launch.options import SWITCHES
 from mqo.matrix.tables import check_choice
+from mqo.quant.own_formats import FormatRow
 from mqo.quant.plugin_modules import digest_of, local_files, location_of
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import Plugin, is_value
@@ -98,7 +99,11 @@ NO_PLUGINS = PluginChoice()
 
 
 class Quantizes(Protocol):
-    """A run's quantization: its custom quantizers, and all its types."""
+    """A run's quantization: its user's formats, its custom quantizers, and all its types."""
+
+    @property
+    def formats(self) -> Mapping[str, FormatRow]:
+        """Return the user's formats that the run may use, by name."""
 
     @property
     def plugins(self) -> tuple[RunPlugin, ...]:
@@ -110,9 +115,10 @@ class Quantizes(Protocol):
 
 
 def labels(run: Quantizes) -> list[str]:
-    """Return the versions and options of the quantizers that are types of a run."""
+    """Return the versions of a run's types, formats of the user and quantizers with options."""
     types = run.all_types
-    return [plugin.label for plugin in run.plugins if plugin.name in types]
+    own = [row.version for name, row in run.formats.items() if name in types]
+    return own + [plugin.label for plugin in run.plugins if plugin.name in types]
 
 
 def toml_rows(plugins: Iterable[RunPlugin]) -> dict[str, dict[str, Any]]:

@@ -43,6 +43,8 @@ def print_preview(
     except MqoError as error:  # another run saves there now
         notes.append(f"not yet: {error}")
     types = _types(project, config)
+    if types and config.quantization.types is None:
+        config = config.using(types)
     planned = _planned(project, config, machine, types)
     notes += _checked(project, planned.config, machine, types)
     text = preview_text(project, config, machine, planned, types)

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -46,6 +46,7 @@ from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.process import end, end_left, leaves_on_signal, started, temporary_folder
 from mqo.project import Project
+from mqo.quant.own_formats import VERSION
 from mqo.recipes.show import kept_out
 from mqo.run_records import RunEnd, parsed
 from mqo.runs import VALID_LOSS, RunFolder
@@ -80,7 +81,7 @@ class Result:
     `valid_loss` is that of the final validation, after the last step. Of several nodes only the
     last one knows the losses. `train_loss` is None if an earlier run trained the last step. `types`
     are the types in the source, with which the run begins, and formats of other libraries, by
-    library; `schedule` changes some of them.
+    library; `schedule` changes some of them. `formats` are the digests of the user's formats.
     """
 
     run: str
@@ -91,6 +92,7 @@ class Result:
     seconds: FiniteFloat
     types: dict[str, str]
     schedule: tuple[str, ...] = ()
+    formats: dict[str, str] = field(default_factory=dict)
 
     def line(self) -> str:
         """Return the line to print."""
@@ -101,7 +103,8 @@ class Result:
         chance = f" (chance: {math.log(self.vocab_size):.2f})" if losses and self.vocab_size else ""
         earlier = " of an earlier run" if self.train_loss is None else ""
         sites = " ".join(f"{s}={self.types[s]}" for s in SITES if self.types.get(s, NONE) != NONE)
-        parts = (sites, *library_labels(self.types), *self.schedule)
+        own = [f"{name} is {digest[:VERSION]}" for name, digest in self.formats.items()]
+        parts = (sites, *library_labels(self.types), *self.schedule, *own)
         quantized = ", ".join(filter(None, parts))
         return (
             f"{', '.join(losses) or 'no losses'}{chance} after {self.iterations} steps{earlier} "
@@ -137,7 +140,9 @@ def run(
     config = with_checkpoint_library(project, config)
     for library in config.quantization.libraries:
         report(f"library  : {library.label}")
-    types = types or types_of(tree)
+    if types is None:
+        types = types_of(tree)
+        config = config.using(types)
     planned = plan_layout(project.tree, config, machine, types)
     config = planned.config
     for line in planned.lines:
@@ -182,6 +187,8 @@ def _take_source(
     report(f"source   : {_types(shot.types)}")
     if quant.recipe is not None:
         report(f"recipe   : {kept_out(quant.recipe, num_layers(config.experiment))}")
+    for name, row in quant.formats.items():
+        report(f"format   : {name}, {row.version}")
     copy_files(quant.plugins, folder)
     for plugin in quant.plugins:
         report(f"plugin   : {plugin.name} of {plugin.source}, {plugin.label}")
@@ -415,6 +422,7 @@ def _sum_up(
         seconds=seconds,
         types=types,
         schedule=config.quantization.schedule,
+        formats={name: row.digest for name, row in config.quantization.formats.items()},
     )
     if name not in metrics:
         where = config.placement.cluster

@@ -99,10 +99,10 @@ def types_of(tree: Tree) -> dict[str, str]:
     manifest = tree.manifest()
     types = types_in(tree, manifest) if manifest else said_by_hand(tree)
     for site, value in types.items():
-        if value not in formats.QUANT_TYPES:
+        if value not in formats.source_types():
             raise OverlayError(
                 f"The quant type of {site} in {tree.root} is '{value}'",
-                expected=f"one of {', '.join(formats.QUANT_TYPES)}",
+                expected=f"one of {', '.join(formats.source_types())}, or one of --formats",
                 help=f"`{modifier.COMMAND} --tree {_quoted(tree)} "
                 f"--{modifier.OPTIONS[site]}-quant T` sets it",
             )

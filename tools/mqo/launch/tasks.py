@@ -15,6 +15,7 @@ from mqo.extras import require
 from mqo.launch import evaluation
 from mqo.launch.evaluation import heading, tokenizer_words
 from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes
+from mqo.launch.own_formats import NO_FORMATS, FormatChoice
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
@@ -95,10 +96,11 @@ def evaluate(
     words: Sequence[str],
     report: Say = lambda line: None,
     plugins: PluginChoice = NO_PLUGINS,
+    formats: FormatChoice = NO_FORMATS,
 ) -> list[Score]:
     """Return the scores of each checkpoint under each mode, in this order.
 
-    `words` is the result of `options`, and `plugins` are custom quantizers.
+    `words` is the result of `options`, `plugins` are custom quantizers, and `formats` the user's.
 
     Raises:
         CheckpointError: a checkpoint or a task cannot be used.
@@ -111,7 +113,8 @@ def evaluate(
         rows = facts.pop("scores")
         return [Score(model.name, quant.name, quant.types, **row, **facts) for row in rows]
 
-    results = evaluation.each(forward_passes(tree, models, modes, plugins), measure, report)
+    passes = forward_passes(tree, models, modes, plugins, formats)
+    results = evaluation.each(passes, measure, report)
     return [score for scores in results for score in scores]
 
 

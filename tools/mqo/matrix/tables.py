@@ -370,6 +370,14 @@ def quant_types() -> tuple[str, ...]:
     return (*formats.FORMATS, *PLUGINS)
 
 
+def clash(name: str, types: Collection[str]) -> str | None:
+    """Return a name that a mode and a type would have if `name` became one of `types`, or None."""
+    of_name = {family.mode(name) for family in families()} - {name}
+    if name not in quant_types() and name in modes():
+        return name
+    return min(of_name.intersection(types), default=None)
+
+
 def types_text() -> str:
     """Return a sentence, without full stop, that lists the types T."""
     return f"T is one of {', '.join(quant_types())}"

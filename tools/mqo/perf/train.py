@@ -24,6 +24,7 @@ from mqo.matrix import tables
 from mqo.matrix.tables import Gemms
 from mqo.perf.comparability import run_of
 from mqo.project import Project
+from mqo.quant.own_formats import OWN, users_file
 from mqo.report.collect import Run
 from mqo.runs import RunFolder
 
@@ -94,7 +95,8 @@ class PerfRun:
             if quantization.gemms != "fprop" and not quantization.recipe
             else []
         )
-        words += [*_plugin_words(self.config, self.variant), *text_words(experiment)]
+        words += [*_format_words(self.config), *_plugin_words(self.config, self.variant)]
+        words += text_words(experiment)
         words += ["--training-config", experiment.training.name]
         processes = self.config.placement.cluster.nproc_per_node
         # At full size the launcher's default is all GPUs.
@@ -102,6 +104,13 @@ class PerfRun:
         words += ["--nproc-per-node", str(processes)] if sets_processes else []
         before = f"{THREADS}={self.threads} " if self.threads else ""
         return before + shlex.join([*words, "--", *experiment.extra_flags])
+
+
+def _format_words(config: RunConfig) -> Iterator[str]:
+    """Yield the flags of the files whose formats a run uses."""
+    for file in dict.fromkeys(OWN[name].file for name in config.quantization.formats):
+        if file is not None and file != users_file():
+            yield from ("--formats", str(file))
 
 
 def _plugin_words(config: RunConfig, variant: Variant) -> Iterator[str]:

@@ -5,12 +5,14 @@ import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from mqo.quant.config_checks import check_layers, check_own_types
 from mqo.quant.formats import SITES, check_choice, check_type
 from mqo.quant.layer_rules import parse_recipes, parse_rules
 from mqo.quant.operand_table import parse_operands, row_of
 from mqo.quant.options import ENVIRONMENT_VARIABLE, OPTIONS, TABLES, check_value
+from mqo.quant.own_formats import FormatRow
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.quant_config import QuantConfig
 from mqo.quant.schedule import parse_schedule
@@ -21,7 +23,7 @@ _CHECKS: dict[str, dict[str, Callable[[object], object]]] = {
 }
 _CHECKS["asked"] = dict.fromkeys(SITES, check_type)
 _CHECKS["schedule"] = dict.fromkeys(SITES, parse_schedule)
-_TABLES = (*_CHECKS, "operands", "rules", "recipes", "plugins")
+_TABLES = (*_CHECKS, "operands", "rules", "recipes", "formats", "plugins")
 
 
 @functools.cache
@@ -63,7 +65,9 @@ def load(path: Path) -> QuantConfig:
 def parse(text: str) -> QuantConfig:
     """Read the options from TOML; raise a ValueError that names the key and the valid ones."""
     tables = tomllib.loads(text)
-    plugins = _parse_plugins(tables.pop("plugins", {}))  # before their names are types
+    # Before names of types are checked.
+    formats = _declared("formats", FormatRow, tables.pop("formats", {}))
+    plugins = _declared("plugins", PluginRow, tables.pop("plugins", {}))
     operands = parse_operands(tables.pop("operands", {}))
     recipes = parse_recipes(tables.pop("recipes", {}))
     rules = parse_rules(tables.pop("rules", []))
@@ -74,20 +78,21 @@ def parse(text: str) -> QuantConfig:
     options = {key: value for table in tables.values() for key, value in table.items()}
     lists = {key: tuple(value) for key, value in options.items() if isinstance(value, list)}
     parts = {"asked": types, "schedule": schedule, "operands": operands, "rules": rules}
-    config = QuantConfig(**parts, recipes=recipes, plugins=plugins, **(options | lists))
+    parts |= {"recipes": recipes, "formats": formats, "plugins": plugins}
+    config = QuantConfig(**parts, **(options | lists))
     check_layers(config)
     check_own_types(config)
     return config
 
 
-def _parse_plugins(table: object) -> dict[str, PluginRow]:
-    """Read [plugins], and make each quantizer a type, without running its code."""
+def _declared(name: str, kind: type, table: object) -> dict[str, Any]:
+    """Read [formats] or [plugins], and make each row a type, without running code."""
     if not isinstance(table, dict):
-        raise ValueError(f"plugins = {table!r} should be a table, [plugins]")
+        raise ValueError(f"{name} = {table!r} should be a table, [{name}]")
     rows = {}
-    for name, row in table.items():
-        rows[name] = row_of(f"plugins.{name}", PluginRow, row)
-        rows[name].declare(name)
+    for key, row in table.items():
+        rows[key] = row_of(f"{name}.{key}", kind, row)
+        rows[key].declare(key)
     return rows
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqo.quant.plugins import PLUGINS, Plugin
+from mqo.quant.plugins import PLUGINS, Plugin, note_registration
 
 NONE = "none"
 
@@ -203,6 +203,14 @@ def types() -> tuple[str, ...]:
     return (NONE, *FORMATS, *FAMILIES, *PLUGINS)
 
 
+def source_types() -> tuple[str, ...]:
+    """Return the values that a `custom_quant_type` literal in the source may hold.
+
+    A custom quantizer is one only in the source of a run.
+    """
+    return (NONE, *FORMATS, *FAMILIES)
+
+
 def tensor_types() -> tuple[str, ...]:
     """Return the types of a tensor: formats, 'none', and the custom quantizers."""
     return (NONE, *FORMATS, *PLUGINS)
@@ -211,6 +219,12 @@ def tensor_types() -> tuple[str, ...]:
 def format_of(name: str) -> "Format | Plugin":
     """Return the format, or the custom quantizer, with that name; KeyError for 'none'."""
     return PLUGINS[name] if name in PLUGINS else FORMATS[name]
+
+
+def register_format(row: Format) -> None:
+    """Make a format of a user a type (own_formats.py)."""
+    note_registration()
+    FORMATS[row.name] = row
 
 
 def check_type(name: object) -> None:
@@ -267,6 +281,7 @@ SAVED_FORMS: tuple[str, ...] = tuple(_FILE["saved_forms"])
 TILES: tuple[str, ...] = tuple(_FILE["tiles"])
 HADAMARD_POINTS: tuple[int, ...] = tuple(_FILE["hadamard_points"])
 HADAMARD_SIGNS: tuple[str, ...] = tuple(_FILE["hadamard_signs"])
+OWN_COLORS: tuple[dict[str, str], ...] = tuple(_FILE["own_colors"])
 SCALE_BYTES: dict[str, int] = _FILE["scale_bytes"]
 ELEMENTS = {name: element_of(name, row) for name, row in _FILE["elements"].items()}
 FORMATS = {name: format_of_row(name, row, ELEMENTS) for name, row in _FILE["formats"].items()}
@@ -276,7 +291,6 @@ SITES = {
     for name, row in _FILE["sites"].items()
 }
 
-# The values that a `custom_quant_type` literal in the source may hold, and those of a QuantSpec,
-# without the formats of a user (own_formats.py).
+# What `source_types` and `tensor_types` return without the formats and quantizers of a user.
 QUANT_TYPES = (NONE, *FORMATS, *FAMILIES)
 REFERENCE_TYPES = (NONE, *FORMATS)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from mqo.quant.formats import FORMATS, QUANT_TYPES
+from mqo.quant.formats import source_types
 from mqo.quant.plugins import PLUGINS, Options, Plugin, register_plugin
 
 _SHOWN = 6  # digits of a digest in labels
@@ -15,7 +15,7 @@ _SHOWN = 6  # digits of a digest in labels
 
 def check_free(name: str) -> None:
     """Raise ValueError if a quantizer has the name of a type of mqo."""
-    if name in QUANT_TYPES or name in FORMATS:
+    if name in source_types():
         raise ValueError(f"'{name}' is the name of a type of mqo; valid: another name")
 
 

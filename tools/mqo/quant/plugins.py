@@ -178,11 +178,16 @@ _registered = 0
 
 def register_plugin(plugin: Plugin) -> None:
     """Make a quantizer a type, in place of an older one with the same name."""
-    global _registered
-    _registered += 1
+    note_registration()
     PLUGINS[plugin.name] = plugin
 
 
+def note_registration() -> None:
+    """Count a type of a user, a quantizer or a format."""
+    global _registered
+    _registered += 1
+
+
 def registrations() -> int:
-    """Return the number of calls of `register_plugin`: what was read before may be outdated."""
+    """Return the number of types that were registered: what was read before may be outdated."""
     return _registered

@@ -10,6 +10,7 @@ from mqo.quant.formats import NONE, SITES, GemmSite
 from mqo.quant.layer_rules import UNQUANTIZED, Assigned, LayerRecipe, LayerRule, rule_for
 from mqo.quant.operand_table import FPROP, PLAIN, OperandRow, member
 from mqo.quant.options import Options
+from mqo.quant.own_formats import FormatRow
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import PLUGINS, registrations
 from mqo.quant.schedule import Phase, Schedule
@@ -40,7 +41,8 @@ class QuantConfig(Options):
     `asked` maps a site to the type of the run's mode; the guard compares the records with it.
     `schedule` maps a site to its types over time; the first is the one in the source. `operands`
     maps SITE.OPERAND to its differences. `rules` override the types of layers, and `recipes` are
-    those that they name. `plugins` are the custom quantizers, by name.
+    those that they name. `formats` are the user's formats, and `plugins` the custom quantizers, by
+    name.
     """
 
     asked: Mapping[str, str] = field(default_factory=dict)
@@ -48,6 +50,7 @@ class QuantConfig(Options):
     operands: Mapping[str, OperandRow] = field(default_factory=dict)
     rules: tuple[LayerRule, ...] = ()
     recipes: Mapping[str, LayerRecipe] = field(default_factory=dict)
+    formats: Mapping[str, FormatRow] = field(default_factory=dict)
     plugins: Mapping[str, PluginRow] = field(default_factory=dict)
     memo: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
@@ -164,11 +167,15 @@ class QuantConfig(Options):
         return random or self.rounding == "stochastic"
 
     @_memoized
-    def own_types(self) -> frozenset[str]:
-        """Return the names of the custom quantizers that operands have at any step."""
+    def all_types(self) -> frozenset[str]:
+        """Return the types that sites or operands have at any step."""
         names = {phase.quant_type for site in SITES for phase in self.phases(site)}
         names |= {rule.quant_type or NONE for rule in self.rules}
-        return frozenset(names.union(*(t.all_types() for t in self.tables)) & PLUGINS.keys())
+        return frozenset(names.union(*(t.all_types() for t in self.tables)))
+
+    def own_types(self) -> frozenset[str]:
+        """Return the names of the custom quantizers that operands have at any step."""
+        return self.all_types() & PLUGINS.keys()
 
     @property
     def tables(self) -> tuple[LayerRecipe, ...]:

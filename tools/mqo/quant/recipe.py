@@ -129,8 +129,11 @@ class Recipe(OperandTable):
 
     def own_types(self) -> set[str]:
         """Return the names of the custom quantizers that are types of the recipe."""
-        of_rules = {rule.quant_type or NONE for rule in self.rules} & {*PLUGINS}
-        return {*self.config().own_types()} | of_rules
+        return self.all_types() & PLUGINS.keys()
+
+    def all_types(self) -> set[str]:
+        """Return the types of the recipe's sites, operands and rules."""
+        return {*self.config().all_types()} | {rule.quant_type or NONE for rule in self.rules}
 
     def config(self) -> QuantConfig:
         """Return the options of a model with this recipe in all layers: without its rules."""

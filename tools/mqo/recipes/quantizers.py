@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from os.path import realpath
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from mqo.errors import PluginError
 from mqo.matrix import tables
 from mqo.quant.plugin_rows import declare
 from mqo.quant.plugin_source import declared
-from mqo.quant.plugins import PLUGINS, Plugin
+from mqo.quant.plugins import Plugin
 
 
 def declare_file(path: Path) -> dict[str, Plugin]:
@@ -30,15 +29,7 @@ def declare_file(path: Path) -> dict[str, Plugin]:
             "checks it",
         ) from None
     for name, plugin in plugins.items():
-        if clash := _mode_and_type(name, {*PLUGINS, *plugins}):
+        if clash := tables.clash(name, {*tables.quant_types(), *plugins}):
             raise PluginError(f"{path}: '{clash}' is the name of a mode", expected="another name")
         declare(plugin)
     return plugins
-
-
-def _mode_and_type(name: str, types: Set[str]) -> str | None:
-    """Return a name that a mode and a type would have if `name` became a type, or None."""
-    modes = {family.mode(name) for family in tables.families()} - {name}
-    if name not in PLUGINS and name in tables.modes():
-        return name
-    return min(modes & types, default=None)

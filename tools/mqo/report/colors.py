@@ -7,19 +7,10 @@ from dataclasses import dataclass
 
 from mqo.quant import formats
 
-# For light and dark pages, with a contrast of at least 3:1, which a test checks. The colors of
-# formats are in formats.toml.
-LIGHT = {name: row.light for name, row in formats.FORMATS.items()} | {
-    "none": "#1c2127",
-    "mixed": "#8a3fc0",
-}
-DARK = {name: row.dark for name, row in formats.FORMATS.items()} | {
-    "none": "#e9edf2",
-    "mixed": "#c592ff",
-}
-NAMES = {name: row.color for name, row in formats.FORMATS.items()} | {
-    "none": "black, on dark pages white",
-    "mixed": "purple",
+# Colors of families that are no format: a name, and the colors on light and dark pages.
+_OTHERS = {
+    "none": ("black, on dark pages white", "#1c2127", "#e9edf2"),
+    "mixed": ("purple", "#8a3fc0", "#c592ff"),
 }
 # (quantized linear layers, QK, PV) -> plotly's name of the dash.
 _DASHES = {
@@ -46,6 +37,25 @@ SITES_OF = {
     "longdashdot": "linear layers, QK and PV with long dashes and dots",
     "dashdot": "other sites with dashes and dots",
 }
+
+
+@dataclass(frozen=True)
+class Color:
+    """A color's name, for readers who do not see it, and the color on light and dark pages.
+
+    A test checks that each has a contrast of at least 3:1 with its page.
+    """
+
+    name: str
+    light: str
+    dark: str
+
+
+def colors() -> dict[str, Color]:
+    """Return {family: color}: the colors of formats are in formats.toml, or the user's."""
+    rows = formats.FORMATS.items()
+    named = {name: Color(row.color, row.light, row.dark) for name, row in rows}
+    return named | {name: Color(*color) for name, color in _OTHERS.items()}
 
 
 @dataclass(frozen=True)
@@ -86,20 +96,21 @@ def family(types: Mapping[str, str]) -> str:
     """Return the color family of a run with these types: a format, 'mixed', or 'none'."""
     used = {kind for kind in types.values() if kind != "none"}
     name = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
-    return name if name in LIGHT else "mixed"
+    return name if name in colors() else "mixed"
 
 
 def look(types: Mapping[str, str]) -> Look:
     """Return the look of a plain mode with these types by site; looks.py has all others."""
     on = {site for site, kind in types.items() if kind != "none"}
     dash = _DASHES.get((bool(on - {"qk", "pv"}), "qk" in on, "pv" in on), _OTHER)
-    return Look(LIGHT[family(types)], DARK[family(types)], dash)
+    color = colors()[family(types)]
+    return Look(color.light, color.dark, dash)
 
 
 def legend(types: Sequence[Mapping[str, str]]) -> tuple[str, str]:
     """Return the meaning of these runs' colors and of their dashes."""
     families = sorted({family(run_types) for run_types in types} - {"none"})
-    named = [f"{name} {NAMES[name]}" for name in families]
+    named = [f"{name} {colors()[name].name}" for name in families]
     dashes = {look(run_types).dash for run_types in types if family(run_types) != "none"}
     lines = [text for dash, text in SITES_OF.items() if dash in dashes]
-    return "; ".join((*named, f"unquantized {NAMES['none']}")), "; ".join(lines)
+    return "; ".join((*named, f"unquantized {colors()['none'].name}")), "; ".join(lines)

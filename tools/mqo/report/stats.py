@@ -1,6 +1,7 @@
 """Tables of how well every format represents a saved tensor, computed in a process with torch."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,15 +25,23 @@ class TensorStats:
     tables: tuple[dict[str, Any], ...]
 
 
-def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
+def measure(
+    tree: Path,
+    file: Path,
+    tensors: Sequence[str],
+    axis: int | None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+) -> TensorStats:
     """Measure those tensors of a safetensors file whose names match, with `tree`'s quantizers.
 
-    Without `tensors` the file must have only one. DataError if no tensor matches, or the choice is
-    ambiguous.
+    Without `tensors` the file must have only one. `own` are the user's formats, rows of quant.toml.
+    DataError if no tensor matches, or the choice is ambiguous.
     """
     if not file.is_file():
         raise DataError(f"{file} is not a file", expected="a safetensors file")
-    stats = _run(tree / PROGRAM, file, tensors, axis)
+    options = [f"--tensor={glob}" for glob in tensors]
+    options += [] if axis is None else [f"--axis={axis}"]
+    stats = _run(tree / PROGRAM, file, [*options, f"--own={json.dumps(own or {})}"])
     if stats.tables:
         return stats
     names = "".join(f"{t['name']}  {t['dtype']} {t['shape']}\n" for t in stats.held)
@@ -44,9 +53,7 @@ def measure(tree: Path, file: Path, tensors: Sequence[str], axis: int | None) ->
     )
 
 
-def _run(program: Path, file: Path, tensors: Sequence[str], axis: int | None) -> TensorStats:
-    options = [f"--tensor={glob}" for glob in tensors]
-    options += [] if axis is None else [f"--axis={axis}"]
+def _run(program: Path, file: Path, options: Sequence[str]) -> TensorStats:
     try:
         return TensorStats(**ask(program, [str(file)], after=options))
     except RunError as error:

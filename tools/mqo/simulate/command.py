@@ -132,6 +132,7 @@ def prepared(options: SimulationOptions, tree: Tree) -> PreparedRun:
         tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
     project = Project.here()
     types = dict(config.quantization.types or types_of(tree))
+    config = config.using(types)
     planned = plan_layout(project.tree, config, machine, types)
     layout = layout_of(
         [*planned.config.placement.layout, *planned.config.experiment.extra_flags],

@@ -10,6 +10,7 @@ from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
 from mqo.launch.effects import PATTERNS, quant_config, unread_patterns
 from mqo.launch.naming import folder_part
+from mqo.launch.own_formats import NO_FORMATS, FormatChoice
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice, declare_files
 from mqo.launch.prepare import check_config
 from mqo.launch.variants import Variant, check_set_once, variants, with_plugins
@@ -25,10 +26,11 @@ class Job:
 
     @property
     def label(self) -> str:
-        """Return the name for tables, with the versions of custom quantizers."""
+        """Return the name for tables, with the versions of the user's types."""
         quant = self.config.quantization
         types = quant.all_types
-        digests = [p.row().version for p in quant.plugins if p.name in types]
+        digests = [row.version for row in quant.formats.values()]
+        digests += [p.row().version for p in quant.plugins if p.name in types]
         name = " ".join([self.name, *dict.fromkeys(digests)])
         return name + self.config.mode_label.removeprefix(quant.name)
 
@@ -60,15 +62,16 @@ def jobs(
     seeds: Sequence[int] = (),
     extra_flags: tuple[str, ...] = (),
     plugins: PluginChoice = NO_PLUGINS,
+    formats: FormatChoice = NO_FORMATS,
     **rest: Any,
 ) -> list[Job]:
     """Return a job for each combination of model, dataset, seed and way to quantize.
 
     Each list is 'all', or names and globs separated by commas; UnknownNameError lists the valid
     names, but with a `data_prefix` any dataset name is valid. For `modes`, `recipes` and `axes` see
-    mqo.launch.variants. `plugins` are custom quantizers; MqoError if no job uses a file or an
-    option of them. `rest` is passed to `resolve`; a variant may override it. Neighbors in the list
-    have different datasets: see `data_key`.
+    mqo.launch.variants. `plugins` are custom quantizers, and `formats` the user's; MqoError if no
+    job uses a file or an option of them. `rest` is passed to `resolve`; a variant may override it.
+    Neighbors in the list have different datasets: see `data_key`.
     """
     declare_files(plugins.files)  # before their names are types
     check_set_once(axes, plugins.options)
@@ -88,7 +91,9 @@ def jobs(
         name = f"{folder_part(experiment.model_name)}_{experiment.dataset.name}_{way.name}"
         name += "" if seed is None else f"_seed{seed}"
         _add(result, Job(name, config))
-    plugins.refuse_unused([job.config.quantization for job in result.values()])
+    planned = [job.config.quantization for job in result.values()]
+    plugins.refuse_unused(planned)
+    formats.refuse_unused(planned)
     return list(result.values())
 
 

@@ -18,6 +18,7 @@ from mqo.megatron.traps import Setup
 from mqo.quant import config, gemms
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
+from mqo.quant.own_formats import own_formats
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import PROGRESS, set_step
 from mqo.quant.quantization import PROCESS
@@ -404,6 +405,30 @@ def test_checkpoints_name_only_quantizers_that_a_run_uses(run):
     assert [hasattr(args, "mqo_plugins") for args in kept] == [False, False, True]
     assert kept[2].mqo_plugins == {"mine": "version abcdef"}
     PLUGINS.clear()
+
+
+def format_rows(block):
+    """[formats] with a format of a user."""
+    row = {"element": "e2m3", "scale": "e8m0", "block": block}
+    (own,) = own_formats({"formats": {"own6": row}}, "a file").values()
+    text = f'element = "e2m3", scale = "e8m0", block = {block}'
+    return f"[formats]\nown6 = {{ row = {{ {text} }}, digest = '{own.row.digest}' }}\n"
+
+
+def test_a_training_goes_on_only_with_the_row_of_its_checkpoint(loaded):
+    assert loaded(["own6", "own6"], [format_rows(32)] * 2) == []
+    with pytest.raises(CheckpointError, match=r"own6 was .* and is "):
+        loaded(["own6", "own6"], [format_rows(32), format_rows(16)])
+    (text,) = loaded(["own6", "mxfp8"], [format_rows(32), ""])
+    assert text.startswith("fprop was own6")
+
+
+def test_finetuning_may_change_a_row(run):
+    for block, args in ((32, Namespace()), (16, Namespace(finetune=True))):
+        run(fprop="own6", rest=format_rows(block))
+        resumed_types.keep_types(args, config.current())
+        note_checkpoint(args)
+    assert args.mqo_formats["own6"] == config.current().formats["own6"].digest
 
 
 def test_a_checkpoint_that_says_nothing_of_types_is_no_matter(run, capsys):

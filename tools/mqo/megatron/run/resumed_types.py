@@ -4,6 +4,7 @@ from argparse import Namespace
 
 from mqo.megatron.run.plugin_states import load_states
 from mqo.megatron.run.saved_args import checked_arguments
+from mqo.megatron.run.unpickle import CheckpointError
 from mqo.quant.operand_table import OperandRow
 from mqo.quant.quant_config import QuantConfig
 
@@ -14,11 +15,14 @@ ROWS = "mqo_operands"
 
 # A third one: {custom quantizer: its version and its options}; only of runs with one.
 PLUGINS = "mqo_plugins"
+# A fourth one: {the user's format: its digest}; only of runs with one.
+FORMATS = "mqo_formats"
 
 _PLAIN = "the type of its site"
 _of_checkpoint: dict[str, str] = {}
 _rows_of_checkpoint: dict[str, str] | None = None
 _versions_of_checkpoint: dict[str, str] = {}
+_formats_of_checkpoint: dict[str, str] = {}
 
 
 def note_checkpoint(checkpoint_args: Namespace) -> None:
@@ -29,11 +33,12 @@ def note_checkpoint(checkpoint_args: Namespace) -> None:
     Raises:
         CheckpointError: an argument of the checkpoint has a wrong type, or is out of range.
     """
-    global _of_checkpoint, _rows_of_checkpoint, _versions_of_checkpoint
+    global _of_checkpoint, _rows_of_checkpoint, _versions_of_checkpoint, _formats_of_checkpoint
     checked_arguments(checkpoint_args)
     _of_checkpoint = dict(getattr(checkpoint_args, TYPES, {}))
     _rows_of_checkpoint = getattr(checkpoint_args, ROWS, {} if _of_checkpoint else None)
     _versions_of_checkpoint = dict(getattr(checkpoint_args, PLUGINS, {}))
+    _formats_of_checkpoint = dict(getattr(checkpoint_args, FORMATS, {}))
     load_states(checkpoint_args)
 
 
@@ -42,7 +47,11 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
 
     Shares of the training become steps, so a run that is resumed for longer also reports phases
     that end at another step.
+
+    Raises:
+        CheckpointError: a format of the user has other numbers than in the training to continue.
     """
+    _check_formats(args, options)
     total = getattr(args, "train_iters", None)
     types = {site: _by_step(options, site, total) for site in options.asked}
     setattr(args, TYPES, types)
@@ -50,6 +59,8 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
     setattr(args, ROWS, rows)
     if versions := _versions(options):
         setattr(args, PLUGINS, versions)
+    if options.formats:
+        setattr(args, FORMATS, {name: row.digest for name, row in options.formats.items()})
     changed = [
         (site, was, types.get(site, "none"))
         for site, was in _of_checkpoint.items()
@@ -70,6 +81,21 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
         f"{name} was {was} in the run that wrote the checkpoint, and is {now}"
         for name, was, now in changed
     ]
+
+
+def _check_formats(args: Namespace, options: QuantConfig) -> None:
+    """Raise CheckpointError for a format with other numbers than in the training to continue.
+
+    Finetuning starts a new training.
+    """
+    for name, row in options.formats.items():
+        was = _formats_of_checkpoint.get(name, row.digest)
+        if was != row.digest and not getattr(args, "finetune", False):
+            raise CheckpointError(
+                f"{name} was {was[: len(row.version)]} in the run that wrote the checkpoint, and "
+                f"is {row.version}. Expected: the row of the checkpoint, as in the run's "
+                "cell.json. Give the other row another name, or give another CHECKPOINT"
+            )
 
 
 def _rows(options: QuantConfig) -> dict[str, str]:

@@ -176,6 +176,7 @@ def all_kinds() -> dict[str, Kind]:
     return kinds | {
         "mqo_types": texts,
         "mqo_operands": texts,
+        "mqo_formats": texts,
         "mqo_plugins": texts,
         STATES: texts,
         "mqo_modelopt_format": _TEXT.or_none(),

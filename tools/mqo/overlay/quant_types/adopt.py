@@ -23,7 +23,7 @@ from mqo.overlay.quant_types.sites import METHODS
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.quant.formats import NONE, QUANT_TYPES
+from mqo.quant.formats import NONE, source_types
 from mqo.quant.source import VARIABLE
 
 BRANCH = "mqo-adopted"
@@ -187,11 +187,11 @@ def _types(tree: Tree) -> dict[str, str]:
     types = {}
     for state in modifier.check(tree.root).sites:
         site, value = state.site, state.type or NONE
-        if state.unknown or value not in QUANT_TYPES:
+        if state.unknown or value not in source_types():
             values = ", ".join(state.unknown) or site.note
             raise OverlayError(
                 f"{site.path}:{site.line} does not give {site.name} one known type ({values})",
-                expected=f"one of {', '.join(QUANT_TYPES)}",
+                expected=f"one of {', '.join(source_types())}",
                 help=f"Set '{NONE}' if the fork does not quantize there",
             )
         types[site.name] = value

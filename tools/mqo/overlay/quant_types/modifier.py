@@ -22,7 +22,7 @@ from mqo.overlay.records import LITERALS, Modified, modified_as_json
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 from mqo.project import Project
-from mqo.quant.formats import NONE, QUANT_TYPES
+from mqo.quant.formats import NONE, source_types
 
 # {site: its name in the option --...-quant}.
 OPTIONS = {"fprop": "linear", "dgrad": "dgrad", "wgrad": "wgrad", "qk": "qk", "pv": "pv"}
@@ -50,13 +50,13 @@ class SiteState:
     @property
     def type(self) -> str | None:
         """Return the quant type, as the class describes it."""
-        types = {v if v in QUANT_TYPES else NONE for v in self.site.values}
+        types = {v if v in source_types() else NONE for v in self.site.values}
         return types.pop() if len(types) == 1 else DIFFERS if types else None
 
     @property
     def unknown(self) -> tuple[str, ...]:
         """Return the values that are not a quant type."""
-        return tuple(value for value in self.site.values if value not in QUANT_TYPES)
+        return tuple(value for value in self.site.values if value not in source_types())
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ def modify(
         UnknownNameError: there is no such type.
     """
     for value in types.values():
-        check_name("quant type", value, QUANT_TYPES)
+        check_name("quant type", value, source_types())
     return _run(root, lambda tree: _plan_modification(tree, types, shared), dry_run=dry_run)
 
 
