@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 from mqo.matrix import tables
+from mqo.quant.formats import OWN_COLORS
 from mqo.report import colors
 from mqo.report.colors import SYMBOLS, look
 from mqo.report.looks import PAGES, look_of, looks, luminance, shaded
@@ -20,7 +21,8 @@ def contrast(one, two):
 @pytest.mark.parametrize("page", PAGES)
 def test_every_lightness_of_every_color_stands_out_from_its_page_and_from_the_others(page):
     """WCAG 2 asks 3:1 of graphics."""
-    for color in getattr(colors, page.upper()).values():
+    own = (color[page] for color in OWN_COLORS)
+    for color in (*(getattr(each, page) for each in colors.colors().values()), *own):
         shades = shaded(color, PAGES[page])
         assert shades[0] == color and len(shades) == 3
         assert all(contrast(shade, PAGES[page]) >= 2.99 for shade in shades), color
