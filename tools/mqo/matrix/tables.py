@@ -115,7 +115,9 @@ class Moe(FrozenModel):
 class Shape(FrozenModel):
     """The shape of a GPT, as set by upstream's flags. Sizes are in elements.
 
-    It has either grouped queries or `mla`.
+    It has either grouped queries or `mla`. With grouped queries, `head_dim` is the size of a head
+    if heads do not divide `hidden_size` among them; `qkv_bias` adds biases to queries, keys and
+    values, and `qk_norm` normalizes each query and key.
     """
 
     num_layers: int
@@ -128,13 +130,29 @@ class Shape(FrozenModel):
     norm_epsilon: float
     rotary_base: int
     rope: Llama3Rope | Yarn | None = None
+    head_dim: int | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
     mla: Mla | None = None
     moe: Moe | None = None
+
+    @property
+    def head_size(self) -> int:
+        """Return the size of a head with grouped queries."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def heads_size(self) -> int:
+        """Return the size of all heads, the input of attention's output projection."""
+        size = self.mla.v_head_dim if self.mla else self.head_size
+        return self.num_attention_heads * size
 
     @model_validator(mode="after")
     def _one_attention(self) -> Self:
         if (self.num_query_groups is None) == (self.mla is None):
             raise ValueError("either num_query_groups or mla must be given")
+        if self.mla and (self.head_dim or self.qkv_bias or self.qk_norm):
+            raise ValueError("head_dim, qkv_bias and qk_norm are of grouped queries")
         if self.rope and isinstance(self.rope, Yarn) != (self.mla is not None):
             raise ValueError("rope must be yarn with mla, and Llama 3's scaling without it")
         return self
