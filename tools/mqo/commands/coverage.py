@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from mqo.commands.options import (
+    OWN_MODEL,
     GemmsOption,
     JsonOption,
     PluginOption,
     PluginOptionOption,
+    ShrinkOption,
     TreeOption,
     WithOption,
     WithoutOption,
@@ -22,7 +24,7 @@ from mqo.terminal import emit
 
 
 def coverage(
-    model: Annotated[str, typer.Option(help="A model.")],
+    model: Annotated[str, typer.Option(help=f"A model, {OWN_MODEL}.")],
     mode: Annotated[
         str | None, typer.Option(help="A mode, or 'source' for the types in the tree.")
     ] = None,
@@ -33,12 +35,14 @@ def coverage(
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     training_config: Annotated[str, typer.Option(help="Sets the sizes.")] = "standard",
+    shrink: ShrinkOption = None,
     as_json: JsonOption = False,
     tree: TreeOption = None,
 ) -> None:
     """Show every matrix product of a training step, its type, and the share that is quantized."""
     from mqo.launch import coverage as program
     from mqo.launch.config import resolve
+    from mqo.launch.models import shrink_of
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
     from mqo.overlay.series import Series
@@ -59,6 +63,7 @@ def coverage(
         mode,
         training_config,
         gemms=choice,
+        shrink=shrink_of(shrink),
         recipe=chosen_recipe,
         plugins=plugins.files,
         plugin_options=plugins.options,

@@ -7,12 +7,14 @@ import typer
 from click.core import ParameterSource
 
 from mqo.commands.options import (
+    OWN_MODEL,
     AxisOption,
     FlagsArgument,
     GemmsOption,
     PluginOption,
     PluginOptionOption,
     RecipesOption,
+    ShrinkOption,
     TrainingOption,
 )
 
@@ -40,13 +42,14 @@ _COMPARING = {"compare", "repeats", "allow_versions"}
 
 def perf(
     context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="A model.")] = None,
+    model: Annotated[str | None, typer.Option(help=f"A model, {OWN_MODEL}.")] = None,
     mode: Annotated[str | None, typer.Option(help="The mode to test, or modes.")] = None,
     recipes: RecipesOption = "",
     axis: AxisOption = None,
     baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
     dataset: Annotated[str, typer.Option(help="A dataset.")] = "wikipedia",
     training_config: TrainingOption = "smoke",
+    shrink: ShrinkOption = None,
     gemms: GemmsOption = "fprop",
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
@@ -69,6 +72,7 @@ def perf(
     Exit 0 if no verdict fails, 1 if one does, 2 for errors.
     """
     from mqo.errors import MqoError, RunError
+    from mqo.launch.models import shrink_of
     from mqo.launch.plugins import PluginChoice
     from mqo.launch.variants import check_set_once, variants, with_plugins
     from mqo.matrix import tables
@@ -93,7 +97,8 @@ def perf(
         ways = (base, *variants(mode or "", recipes, axis or ()))
         base, *chosen = with_plugins(ways, plugins)
         rest = (base, dataset, training_config, choice, tuple(flags or ()), limits().steps)
-        tests = [PerfOptions(model, variant, *rest) for variant in chosen]
+        size = shrink_of(shrink)
+        tests = [PerfOptions(model, variant, *rest, shrink=size) for variant in chosen]
         configs = [test.config_of(v, steps=1) for test in tests for v in (test.mode, base)]
         plugins.refuse_unused([config.quantization for config in configs])
         failed = measure.run_tests(tests, folder, scaling=not no_scaling)

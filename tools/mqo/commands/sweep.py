@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mqo.commands.options import (
+    OWN_MODEL,
     AxisOption,
     FlagsArgument,
     GemmsOption,
     PluginOption,
     PluginOptionOption,
     RecipesOption,
+    ShrinkOption,
     TrainingOption,
 )
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from mqo.sweep.state import Entry, SweepFolder
 
 _LIST = "comma-separated, globs allowed, or 'all'"
-Models = Annotated[str, typer.Option(help=f"Models, {_LIST}.")]
+Models = Annotated[str, typer.Option(help=f"Models, {_LIST}, {OWN_MODEL}.")]
 Datasets = Annotated[
     str | None,
     typer.Option(help=f"Datasets, {_LIST}; by default all, or the name of the --data-prefix."),
@@ -66,6 +68,7 @@ def sweep(
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     training_config: TrainingOption = "tiny",
+    shrink: ShrinkOption = None,
     jobs: Jobs = None,
     seeds: Seeds = "",
     gemms: GemmsOption = "fprop",
@@ -84,6 +87,7 @@ def sweep(
     Exit 1 if a run failed twice; the others still run.
     """
     from mqo.launch.config import Cluster
+    from mqo.launch.models import shrink_of
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
     from mqo.output import folder_of
@@ -104,6 +108,7 @@ def sweep(
         plugins=PluginChoice.from_options(plugin, plugin_option),
         seeds=_seeds(seeds),
         extra_flags=tuple(flags or ()),
+        shrink=shrink_of(shrink),
         gemms=tables.check_gemms(gemms),
         exclude=tuple(exclude or ()),
         dtype=tables.check_dtype(dtype),

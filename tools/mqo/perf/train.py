@@ -43,6 +43,7 @@ class PerfOptions:
     gemms: Gemms = "fprop"
     flags: tuple[str, ...] = ()
     steps: int = 50
+    shrink: tuple[int, int] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -61,7 +62,7 @@ class PerfOptions:
     ) -> RunConfig:
         """Return the configuration of a run of at most `steps` steps."""
         extra = (*self.flags, *flags)
-        more = {"gemms": self.gemms, "extra_flags": extra, **variant.rest}
+        more = {"gemms": self.gemms, "extra_flags": extra, "shrink": self.shrink, **variant.rest}
         cluster = Cluster(nproc_per_node=processes)
         names = (self.model, self.dataset, variant.mode, self.config)
         config = resolve(*names, cluster=cluster, **more)
@@ -84,7 +85,10 @@ class PerfRun:
     def command(self) -> str:
         """Return a shell command that trains the same."""
         experiment, quantization = self.config.experiment, self.config.quantization
-        words = ["python3", "script/train_config.py", "--model", experiment.model.name]
+        words = ["python3", "script/train_config.py"]
+        words += ["--model", str(experiment.model_file or experiment.model.name)]
+        if experiment.shrink:
+            words += ["--shrink", "{},{}".format(*experiment.shrink)]
         words += ["--dataset", experiment.dataset.name, *self.variant.words]
         words += (
             ["--gemms", quantization.gemms]

@@ -56,6 +56,14 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     )
 
 
+def total_weights(model: Shape) -> int:
+    """Return the number of weights of the whole model, without rows of padding."""
+    layout = Layout(1)
+    weights = rank_weights(model, layout, 0)
+    rows = (padded_vocabulary(model, layout) - model.vocab_size) * (2 - model.tied_embeddings)
+    return weights.dense + weights.expert - rows * model.hidden_size
+
+
 def is_sparse(model: Shape, layer: int) -> bool:
     """Return whether the layer has experts."""
     return model.moe is not None and layer >= model.moe.dense_layers
