@@ -37,6 +37,8 @@ ONE_PROCESS += ["--train-iters=1", "--save-interval=1", "--lr=0", "--attention-b
 ONE_PROCESS += ["--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-load-rng"]
 ONE_PROCESS += ["--ckpt-format=torch_dist"]
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
+# {architecture: another one with the same names and layouts of tensors, which ModelOpt knows}
+SAME_NAMES = {"MistralForCausalLM": "LlamaForCausalLM"}
 DTYPE_FLAGS: dict[str, list[str]] = {"F32": [], "BF16": ["--bf16"], "F16": ["--fp16"]}
 LISTED = 8
 SHARD = "5GB"
@@ -93,6 +95,7 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     args, model = build([*flags, *dtype_flags(stored)])
     from modelopt.torch.export import import_mcore_gpt_from_hf
 
+    add_names()
     core = unwrapped(model)
     stage(f"comparing {len(stored)} tensors", 2)
     check_tensors(hf_tensors(core, source), without_copies(stored, core))
@@ -192,9 +195,22 @@ def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
     """Return the weights with the names and layouts of the architecture in config.json."""
     from modelopt.torch.export.unified_export_megatron import GPTModelExporter
 
+    add_names()
     exporter = GPTModelExporter(model, str(folder), dtype=next(model.parameters()).dtype)
     layers = exporter.layer_state_dicts.values()
     return {name: tensor for layer in layers for name, tensor in layer.items()}
+
+
+def add_names() -> None:
+    """Add the architectures to ModelOpt's tables whose tensors have another one's names."""
+    from modelopt.torch.export.plugins import mcore_common
+
+    for table in (
+        mcore_common.all_mcore_hf_import_mapping,
+        mcore_common.all_mcore_hf_export_mapping,
+    ):
+        for name, same in SAME_NAMES.items():
+            table.setdefault(name, table[same])
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:

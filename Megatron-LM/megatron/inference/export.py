@@ -241,10 +241,17 @@ def export_tensorrt_llm(
     dtype, or in fp16 if that is fp32.
 
     Raises:
-        PtqError: the model cannot be split over this number of ranks.
+        PtqError: the model cannot be split over this number of ranks, or has parts of its own.
     """
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
+    for name in ("qk_layernorm", "add_qkv_bias"):
+        if getattr(model.config, name, False) and not model.config.multi_latent_attention:
+            raise PtqError(
+                f"The model has {name}, which is not converted to TensorRT-LLM",
+                expected="a model of Llama's kind",
+                help="Export it as a Hugging Face folder",
+            )
     groups = model.config.num_query_groups
     if groups % ranks and ranks % groups:
         raise PtqError(

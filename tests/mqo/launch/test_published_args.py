@@ -72,7 +72,9 @@ def test_what_changes_the_function_and_no_shape_is_refused(name, value):
     [
         ("grouped", {"normalization": "LayerNorm"}, False),
         ("grouped", {"num_experts": 8}, False),
-        ("grouped", {"qk_layernorm": True}, False),
+        ("grouped", {"qk_layernorm": True}, True),
+        ("grouped", {"add_qkv_bias": True}, True),
+        ("latent", {"add_qkv_bias": True}, False),
         ("latent", {"qk_layernorm": False}, False),
         ("latent", {"moe_router_pre_softmax": False}, False),
         ("grouped", {"moe_router_pre_softmax": False}, True),

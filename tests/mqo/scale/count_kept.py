@@ -16,6 +16,7 @@ import torch
 TREE = Path(sys.argv[1])
 HIDDEN, HEADS, GROUPS, BATCH, SEQUENCE, FFN = 256, 4, 2, 1, 256, 512
 LATENTS = {"kv_lora_rank": 64, "qk_head_dim": 64, "qk_pos_emb_head_dim": 32, "v_head_dim": 64}
+WIDE = {"kv_channels": 128, "qk_layernorm": True, "add_qkv_bias": True}
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 96}
 EXPERTS |= {"moe_shared_expert_intermediate_size": 192}
 
@@ -70,7 +71,7 @@ def kept(small, layers, latent, backend, changes):
         spec = make_spec(multi_latent_attention=True, qk_layernorm=True, **experts(changes))
     else:
         config = TransformerConfig(num_query_groups=GROUPS, **common)
-        spec = make_spec(**experts(changes))
+        spec = make_spec(qk_layernorm=config.qk_layernorm, **experts(changes))
     model = small.build(config, spec).bfloat16()
     config.attention_backend = backend
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
@@ -109,6 +110,8 @@ def main():
         "grouped, PV": (False, "unfused", {}),
         "grouped, PV, core_attn": (False, "unfused", core),
         "grouped, full": (False, "flash", full),
+        "grouped, wide": (False, "flash", WIDE),
+        "grouped, wide, PV in chunks": (False, "auto", WIDE),
         "latent": (True, "flash", {}),
         "latent, PV in chunks": (True, "auto", {}),
         "latent, PV": (True, "unfused", {}),

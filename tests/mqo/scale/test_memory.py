@@ -37,6 +37,7 @@ def counted(vendored):
 # Those of count_kept.py.
 SMALL = {"hidden_size": 256, "ffn_hidden_size": 512, "num_attention_heads": 4, "num_layers": 2}
 GROUPED = tables.models()["llama32-1b"].model_copy(update=SMALL | {"num_query_groups": 2})
+WIDE = GROUPED.model_copy(update={"head_dim": 128, "qk_norm": True, "qkv_bias": True})
 LATENTS = {"kv_lora_rank": 64, "qk_head_dim": 64, "qk_pos_emb_head_dim": 32, "v_head_dim": 64}
 PUBLISHED = tables.models()["deepseek2_lite"]
 LATENT = PUBLISHED.model_copy(
@@ -50,6 +51,8 @@ CASES = {
     "grouped, PV in chunks": (GROUPED, "chunked", 0),
     "grouped, PV": (GROUPED, "unfused", SCORES),
     "grouped, PV, core_attn": (GROUPED, "core_attn", 0),
+    "grouped, wide": (WIDE, "fused", 0),
+    "grouped, wide, PV in chunks": (WIDE, "chunked", 0),
     "latent": (LATENT, "fused", 0),
     "latent, PV in chunks": (LATENT, "chunked", 0),
     "latent, PV": (LATENT, "unfused", SCORES),
@@ -66,6 +69,7 @@ def test_a_layer_keeps_what_autograd_holds_of_it(counted, case):
     """
     model, attention, scores = CASES[case]
     norms = 2 * model.hidden_size + (model.mla.kv_lora_rank if model.mla else 0)
+    norms += model.qk_norm * (4 + 2) * model.head_size
     expected = layer_values(model, 0, attention) + scores + 3 * norms
     assert counted[case] == pytest.approx(expected, rel=0.01)
 

@@ -9,6 +9,7 @@ import pytest
 from mqo.launch.config import resolve
 from mqo.launch.flags import DTYPES, platform_flags, shape_flags
 from mqo.launch.machine import Machine
+from mqo.launch.models import model_of
 from mqo.matrix import tables
 from mqo.scale.layout import Layout
 from mqo.scale.weights import padded_vocabulary, rank_weights
@@ -23,7 +24,25 @@ RANKS = [
     ("llama31-8b", Layout(64, tensor=4, pipeline=4), 63, 3),
     ("deepseek2_lite", Layout(8, expert=8), 5, 0),
     ("deepseek2_lite", Layout(64, expert=4), 63, 0),
+    ("own", Layout(1), 0, 0),
+    ("own", Layout(8, tensor=2, pipeline=2), 7, 1),
 ]
+# Own norms of queries and keys, biases, and heads that are wider than the layer.
+OWN = """
+num_layers = 4
+hidden_size = 512
+ffn_hidden_size = 1024
+num_attention_heads = 8
+num_query_groups = 4
+head_dim = 96
+qk_norm = true
+qkv_bias = true
+vocab_size = 1024
+tied_embeddings = false
+norm_epsilon = 1e-6
+rotary_base = 10000
+train_sequence = 128
+"""
 
 
 def meta_job(of, layout, rank):
@@ -35,11 +54,19 @@ def meta_job(of, layout, rank):
 
 
 @pytest.fixture(scope="module")
-def built(vendored):
+def paths(tmp_path_factory):
+    """{name: the argument of --model}, also of the own model."""
+    file = tmp_path_factory.mktemp("own") / "own.toml"
+    file.write_text(OWN)
+    return {name: name for name in tables.models()} | {"own": str(file)}
+
+
+@pytest.fixture(scope="module")
+def built(vendored, paths):
     """{model, layout, rank: upstream's counts}, all of them by one process."""
     pytest.importorskip("torch")
     jobs = [
-        meta_job(resolve(name, "wikipedia", "bf16", "standard").experiment, layout, rank)
+        meta_job(resolve(paths[name], "wikipedia", "bf16", "standard").experiment, layout, rank)
         for name, layout, rank, _ in RANKS
     ]
     done = subprocess.run(
@@ -54,8 +81,8 @@ def built(vendored):
 
 
 @pytest.mark.parametrize(("name", "layout", "rank", "stage"), RANKS)
-def test_a_rank_holds_the_weights_that_upstream_gives_it(built, name, layout, rank, stage):
-    found = rank_weights(tables.models()[name], layout, stage)
+def test_a_rank_holds_the_weights_that_upstream_gives_it(built, paths, name, layout, rank, stage):
+    found = rank_weights(model_of(paths[name])[0], layout, stage)
     counts = built[name, layout, rank]
     assert (found.dense, found.expert) == (counts["dense"], counts["expert"])
 

@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 TrainingOption = Annotated[str, typer.Option(help="Sets sizes and schedule.")]
+OWN_MODEL = "or your own: FILE or FOLDER with a config.json, or FILE.toml"
+ShrinkOption = Annotated[
+    str | None,
+    typer.Option(metavar="W,D", help="Divide the model's width and depth by these numbers."),
+]
 FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's flags, after `--`.")]
 GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
 # Ways to quantize, as mqo.launch.variants reads them.

@@ -7,6 +7,7 @@ import typer
 from click.core import ParameterSource
 
 from mqo.commands.options import (
+    OWN_MODEL,
     AxisOption,
     FlagsArgument,
     FormatsOption,
@@ -14,6 +15,7 @@ from mqo.commands.options import (
     PluginOption,
     PluginOptionOption,
     RecipesOption,
+    ShrinkOption,
     StrictOption,
     TextOption,
     TrainingOption,
@@ -43,7 +45,7 @@ _COMPARING = {"compare", "repeats", "allow_versions"}
 
 def perf(
     context: typer.Context,
-    model: Annotated[str | None, typer.Option(help="A model.")] = None,
+    model: Annotated[str | None, typer.Option(help=f"A model, {OWN_MODEL}.")] = None,
     mode: Annotated[str | None, typer.Option(help="The mode to test, or modes.")] = None,
     recipes: RecipesOption = "",
     axis: AxisOption = None,
@@ -55,6 +57,7 @@ def perf(
     strict: StrictOption = False,
     tokenizer: Annotated[Path | None, typer.Option(help="With --text: a tokenizer folder.")] = None,
     training_config: TrainingOption = "smoke",
+    shrink: ShrinkOption = None,
     gemms: GemmsOption = "fprop",
     formats: FormatsOption = None,
     plugin: PluginOption = None,
@@ -79,6 +82,7 @@ def perf(
     """
     from mqo.errors import MqoError, RunError
     from mqo.launch import own_data
+    from mqo.launch.models import shrink_of
     from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
     from mqo.launch.variants import check_set_once, variants, with_plugins
@@ -109,7 +113,8 @@ def perf(
         data = own_data.of_options(Project.here(), text or (), words, None, extra, strict=strict)
         dataset = dataset or (data.text.name if data.text else "wikipedia")
         rest = (base, dataset, training_config, choice, extra, limits().steps, data)
-        tests = [PerfOptions(model, variant, *rest) for variant in chosen]
+        size = shrink_of(shrink)
+        tests = [PerfOptions(model, variant, *rest, shrink=size) for variant in chosen]
         configs = [test.config_of(v, steps=1) for test in tests for v in (test.mode, base)]
         own.refuse_unused([config.quantization for config in configs])
         plugins.refuse_unused([config.quantization for config in configs])

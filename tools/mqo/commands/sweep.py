@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mqo.commands.options import (
+    OWN_MODEL,
     AxisOption,
     ExcludeOption,
     FlagsArgument,
@@ -18,6 +19,7 @@ from mqo.commands.options import (
     PluginOption,
     PluginOptionOption,
     RecipesOption,
+    ShrinkOption,
     StrictOption,
     TextOption,
     TrainingOption,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from mqo.sweep.state import Entry, SweepFolder
 
 _LIST = "comma-separated, globs allowed, or 'all'"
-Models = Annotated[str, typer.Option(help=f"Models, {_LIST}.")]
+Models = Annotated[str, typer.Option(help=f"Models, {_LIST}, {OWN_MODEL}.")]
 Datasets = Annotated[
     str | None,
     typer.Option(help=f"Datasets, {_LIST}; by default all, or the name of your data."),
@@ -69,6 +71,7 @@ def sweep(
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     training_config: TrainingOption = "tiny",
+    shrink: ShrinkOption = None,
     jobs: Jobs = None,
     seeds: Seeds = "",
     gemms: GemmsOption = "fprop",
@@ -91,6 +94,7 @@ def sweep(
     """
     from mqo.launch import own_data
     from mqo.launch.config import Cluster
+    from mqo.launch.models import shrink_of
     from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
     from mqo.matrix import tables
@@ -117,6 +121,7 @@ def sweep(
         formats=own,
         seeds=_seeds(seeds),
         extra_flags=extra,
+        shrink=shrink_of(shrink),
         gemms=tables.check_gemms(gemms),
         exclude=tuple(exclude or ()),
         include=tuple(include or ()),

@@ -80,12 +80,11 @@ def _same(given: str, own: str | None) -> bool:
 
 def architecture_flags(model: Shape, sequence: int) -> list[str]:
     """Return the flags of the model; `sequence` is in tokens."""
-    groups = f"--group-query-attention --num-query-groups {model.num_query_groups}"
     flags = [
         f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",
-        _mla(model.mla) if model.mla else groups,
+        _mla(model.mla) if model.mla else _grouped(model),
         f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:.12g}",
         "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
         f"--position-embedding-type rope --rotary-base {model.rotary_base}",
@@ -97,6 +96,17 @@ def architecture_flags(model: Shape, sequence: int) -> list[str]:
     return _words(
         flags + ([] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"])
     )
+
+
+def _grouped(model: Shape) -> str:
+    """Return the flags of grouped queries."""
+    words = {
+        f"--group-query-attention --num-query-groups {model.num_query_groups}": True,
+        f"--kv-channels {model.head_dim}": model.head_dim is not None,
+        "--add-qkv-bias": model.qkv_bias,
+        "--qk-layernorm": model.qk_norm,
+    }
+    return " ".join(word for word, given in words.items() if given)
 
 
 def _mla(mla: Mla) -> str:

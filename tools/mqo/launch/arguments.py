@@ -16,6 +16,7 @@ from mqo.errors import MqoError
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
 from mqo.launch.flags import NO_FUSIONS
 from mqo.launch.machine import Machine, detect, imagined
+from mqo.launch.models import shrink_of
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.own_data import OwnData, either, of_options
@@ -90,11 +91,14 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     add = result.add_argument
     add("--version", action="store_true", help="show the version")
     add("--list", action="store_true", help="list all valid names")
-    add("--model", metavar="NAME", help="a model; --list shows all names")
+    own_model = "a model of --list, or your own: FILE or FOLDER with a config.json, or FILE.toml"
+    add("--model", metavar="MODEL", help=own_model)
     own = "for your own data any name (default: the name of the data file)"
     add("--dataset", metavar="NAME", help=f"a dataset; {own}")
-    changed = "name of the model if your flags change it (default: NAME*)"
+    changed = "name of your own model, or of one that your flags change (default: NAME*)"
     add("--name", metavar="NAME", help=changed)
+    smaller = "divide the model's width and depth (default: as the training configuration does)"
+    add("--shrink", metavar="W,D", help=smaller)
     _add_data(result)
     sizes = f"batch sizes, length and learning rate {_DEFAULT}"
     add("--training-config", default="standard", metavar="NAME", help=sizes)
@@ -249,6 +253,7 @@ def config_from(
         without=without,
         plugins=plugins.files,
         plugin_options=plugins.options,
+        shrink=shrink_of(args.shrink),
         schedule=tuple(args.schedule),
         extra_flags=(*(NO_FUSIONS if args.no_fusions else ()), *extra),
         **data.fields,

@@ -15,6 +15,7 @@ from mqo.launch import engine
 from mqo.launch.architecture import architecture_changes
 from mqo.launch.command import read_flags
 from mqo.launch.libraries import LibraryQuantization, engine_quantization
+from mqo.launch.models import model_of
 from mqo.launch.naming import check_own, dataset_of, folder_part
 from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
 from mqo.launch.own_formats import declare_formats, format_rows, own_rows, used_formats
@@ -41,6 +42,8 @@ class Experiment(_Section):
     the user's flags for Megatron. `teacher` is a run or a folder of checkpoints, to distill from as
     configured by `distillation_config`, a YAML file. `name` is the user's name for the model.
     `text` are the files that the index at `data_prefix` is made of, if the run makes it.
+    `model_file` describes the user's own model. `shrink` divides width and depth instead of the
+    training configuration.
     """
 
     model: Model
@@ -55,14 +58,19 @@ class Experiment(_Section):
     teacher: Path | None = None
     distillation_config: Path | None = None
     name: str | None = None
+    model_file: Path | None = None
+    shrink: tuple[int, int] | None = None
 
     @property
     def model_name(self) -> str:
         """Return the user's name of the model, or the published one; with * if its shape differs.
 
-        A training configuration that shrinks the model does not add the *.
+        A training configuration that shrinks the model does not change the name; --shrink does.
         """
-        return self.name or self.model.name + ("*" if self.model_changes else "")
+        if self.name:
+            return self.name
+        size = "-w{}d{}".format(*self.shrink) if self.shrink else ""
+        return self.model.name + size + ("*" if self.model_changes else "")
 
     @property
     def model_changes(self) -> dict[str, str]:
@@ -366,20 +374,24 @@ def _experiment(
     model: str, dataset: str | None, training: str, dtype: Dtype | None, rest: dict[str, Any]
 ) -> Experiment:
     """Return the experiment of these names; `rest` are its other fields."""
-    published = tables.pick(tables.models(), "model", model)
+    if (name := rest.get("name")) is not None:
+        check_own("model", name)
+    full, file = model_of(model, name)
     flags = absolute_paths(rest.get("extra_flags", ()))
     if rest.get("text") is not None and dataset in tables.datasets():
         dataset = None  # the scripts name one, which would be a false name for a text
     corpus = dataset_of(dataset, rest.get("data_prefix"), flags)
-    if (name := rest.get("name")) is not None:
-        check_own("model", name)
     config = tables.pick(tables.trainings(), "training configuration", training)
-    sequence = min(config.sequence, published.train_sequence)
+    sequence = min(config.sequence, full.train_sequence)
+    usual = (config.shrink_width, config.shrink_depth)
+    shrink = rest.pop("shrink", None) or usual
     experiment = Experiment(
-        model=published.shrunk(config.shrink_width, config.shrink_depth),
+        model=full.shrunk(*shrink),
         dataset=corpus,
         training=config.model_copy(update={"sequence": sequence}),
         dtype=dtype or config.dtype,
+        model_file=file,
+        shrink=None if shrink == usual else shrink,
         **rest | {"extra_flags": flags},
     )
     if not experiment.model_changes:

@@ -20,6 +20,7 @@ from mqo.extras import require
 from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.architecture import architecture_flags
 from mqo.launch.checkpoints import TRACKER, require_tracker, tracked
+from mqo.launch.families import family_of_shape
 from mqo.launch.flags import DTYPES, platform_flags
 from mqo.launch.hf_config import (
     config_of,
@@ -159,7 +160,8 @@ def trained(
         rows, note = hf_tokenizer.rows(args, shape.vocab_size, tokenizer)
     shape = shape.model_copy(update={"vocab_size": rows})
     step = tracked(source)
-    notes = tuple(filter(None, (lacks, note)))
+    of_class = hf_tokenizer.class_note(tokenizer, family_of_shape(shape).tokenizer_class)
+    notes = tuple(filter(None, (lacks, note, of_class)))
     training = model_card.Training(args, step, run)
     return Trained(source, training, shape, sequence, tokenizer, notes)
 

@@ -81,6 +81,23 @@ def _changed(folder: Path, run: RunFolder | None) -> list[str]:
     return Inputs({path: mark for path, mark in marks.items() if path in own}).changed()
 
 
+def class_note(tokenizer: Path | None, tokenizer_class: str) -> str:
+    """Return a note if transformers reads the tokenizer with a class that is not its own.
+
+    `tokenizer_class` is the class that transformers uses for the architecture, "" for its own.
+    """
+    if tokenizer is None or not tokenizer_class:
+        return ""
+    config = read_json(tokenizer / CONFIG) if (tokenizer / CONFIG).is_file() else {}
+    own = str(config.get("tokenizer_class", "")).removesuffix("Fast")
+    if own == tokenizer_class:
+        return ""
+    return (
+        f"AutoTokenizer reads the tokenizer of this architecture as a {tokenizer_class}, which may "
+        "split text differently. Load it with transformers.PreTrainedTokenizerFast.from_pretrained."
+    )
+
+
 def rows(args: Mapping[str, Any], stored: int, tokenizer: Path | None) -> tuple[int, str]:
     """Return the number of embedding rows that are tokens, and a note if that is uncertain.
 

@@ -148,7 +148,9 @@ def _rows(
 
 def _model(experiment: Experiment) -> str:
     """Return the model's name, and the differences of its architecture to the published one."""
-    text = f"{experiment.model_name}, the architecture of {experiment.model.published_as}"
+    published = experiment.model.published_as
+    kind = f"the architecture of {published}" if published else "the user's own model"
+    text = f"{experiment.model_name}, {kind}"
     changes = (f"{flag} {value}".rstrip() for flag, value in experiment.model_changes.items())
     return f"{text}, changed by {', '.join(changes)}" if experiment.model_changes else text
 

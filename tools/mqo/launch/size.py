@@ -23,9 +23,7 @@ def check_size(where: str, shape: Shape) -> None:
         where: where the sizes come from, for the error.
         shape: the model's shape; its weights are counted with two bytes each.
     """
-    for part in (shape, shape.mla, shape.moe):
-        if part is not None:
-            _check_numbers(where, part)
+    check_numbers(where, shape)
     weights = rank_weights(shape, Layout(1), 0)
     needed, there = BYTES * (weights.dense + weights.expert), isolated.machine_memory()
     if needed > there:
@@ -37,7 +35,14 @@ def check_size(where: str, shape: Shape) -> None:
         )
 
 
-def _check_numbers(where: str, part: BaseModel) -> None:
+def check_numbers(where: str, shape: Shape) -> None:
+    """Raise ConvertError for implausible sizes."""
+    for part in (shape, shape.mla, shape.moe):
+        if part is not None:
+            _check_part(where, part)
+
+
+def _check_part(where: str, part: BaseModel) -> None:
     for name, size in part:
         least = 0 if name in MAY_BE_ZERO else 1
         most = MOST_LAYERS if name == "num_layers" else LARGEST

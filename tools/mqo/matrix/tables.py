@@ -2,6 +2,7 @@
 
 import fnmatch
 import functools
+import math
 import tomllib
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, cast, get_args
 
 from pydantic import model_validator
 
-from mqo.errors import UnknownNameError
+from mqo.errors import MqoError, UnknownNameError
 from mqo.quant import formats
 from mqo.quant.frozen_model import FrozenModel
 from mqo.quant.plugins import PLUGINS
@@ -115,7 +116,9 @@ class Moe(FrozenModel):
 class Shape(FrozenModel):
     """The shape of a GPT, as set by upstream's flags. Sizes are in elements.
 
-    It has either grouped queries or `mla`.
+    It has either grouped queries or `mla`. With grouped queries, `head_dim` is the size of a head
+    if heads do not divide `hidden_size` among them; `qkv_bias` adds biases to queries, keys and
+    values, and `qk_norm` normalizes each query and key.
     """
 
     num_layers: int
@@ -128,25 +131,42 @@ class Shape(FrozenModel):
     norm_epsilon: float
     rotary_base: int
     rope: Llama3Rope | Yarn | None = None
+    head_dim: int | None = None
+    qkv_bias: bool = False
+    qk_norm: bool = False
     mla: Mla | None = None
     moe: Moe | None = None
+
+    @property
+    def head_size(self) -> int:
+        """Return the size of a head with grouped queries."""
+        return self.head_dim or self.hidden_size // self.num_attention_heads
+
+    @property
+    def heads_size(self) -> int:
+        """Return the size of all heads, the input of attention's output projection."""
+        size = self.mla.v_head_dim if self.mla else self.head_size
+        return self.num_attention_heads * size
 
     @model_validator(mode="after")
     def _one_attention(self) -> Self:
         if (self.num_query_groups is None) == (self.mla is None):
             raise ValueError("either num_query_groups or mla must be given")
+        if self.mla and (self.head_dim or self.qkv_bias or self.qk_norm):
+            raise ValueError("head_dim, qkv_bias and qk_norm are of grouped queries")
         if self.rope and isinstance(self.rope, Yarn) != (self.mla is not None):
             raise ValueError("rope must be yarn with mla, and Llama 3's scaling without it")
         return self
 
 
 class Model(Shape, NamedRow):
-    """A published GPT; `parameters` is the total of the built model.
+    """A published GPT, or the user's own if `published_as` is None.
 
-    `train_sequence` is the longest training sequence of the training configurations, in tokens.
+    `parameters` is the total of the built model. `train_sequence` is the longest training sequence
+    of the training configurations, in tokens.
     """
 
-    published_as: str
+    published_as: str | None
     parameters: int
     train_sequence: int
 
@@ -155,10 +175,14 @@ class Model(Shape, NamedRow):
 
         Heads become fewer and narrower, together by `width`. Their ratio to query groups or to the
         parts of a latent head stays, and so does the kind of attention.
+
+        Raises:
+            MqoError: a size cannot be divided.
         """
         if (width, depth) == (1, 1):
             return self
         fewer = self._fewer_heads(width)
+        self._check_division(width, depth, fewer)
         return self.model_copy(
             update={
                 "num_layers": self.num_layers // depth,
@@ -166,6 +190,7 @@ class Model(Shape, NamedRow):
                 "ffn_hidden_size": _blocks(self.ffn_hidden_size // width),
                 "num_attention_heads": self.num_attention_heads // fewer,
                 "num_query_groups": self.num_query_groups and self.num_query_groups // fewer,
+                "head_dim": self.head_dim and self.head_dim // (width // fewer),
                 "mla": self.mla and self.mla.narrowed(width, width // fewer),
                 "moe": self.moe and self.moe.narrowed(width),
             }
@@ -175,9 +200,39 @@ class Model(Shape, NamedRow):
         """Return the factor by which to reduce the heads of a model `width` times narrower."""
         if self.mla is not None:
             # The smallest part of a head shrinks to one block; the rest of `width` reduces heads.
-            return width // min(width, self.mla.qk_pos_emb_head_dim // BLOCK)
+            return width // max(1, min(width, self.mla.qk_pos_emb_head_dim // BLOCK))
         assert self.num_query_groups is not None
-        return min(width, self.num_query_groups // 2)  # at least two groups stay
+        most = math.gcd(width, self.num_query_groups)
+        # At least two groups stay.
+        sizes = (n for n in range(most, 1, -1) if most % n == 0 and self.num_query_groups >= 2 * n)
+        return next(sizes, 1)
+
+    def _check_division(self, width: int, depth: int, fewer: int) -> None:
+        """Raise MqoError for the first size that a shrunk model cannot have."""
+        narrower = width // fewer
+        rotary = self.mla.qk_pos_emb_head_dim if self.mla else self.head_size
+        sizes = {
+            "hidden_size": (self.hidden_size, width),
+            "num_attention_heads": (self.num_attention_heads, fewer),
+            # The rotation takes pairs.
+            "the size of a head": (rotary, 2 * narrower),
+        }
+        if self.moe:
+            sizes["num_experts"] = (self.moe.num_experts, width)
+        for name, (size, divisor) in sizes.items():
+            if size % divisor:
+                raise MqoError(
+                    f"{self.name} cannot be {width} times narrower: {name} is {size}",
+                    expected=f"a multiple of {divisor}",
+                    help="--shrink W,D divides width and depth by other numbers",
+                )
+        dense = self.moe.dense_layers if self.moe else 0
+        if self.num_layers // depth <= dense:
+            raise MqoError(
+                f"{self.name} cannot be {depth} times shallower: it has {self.num_layers} layers",
+                expected=f"at least {depth * (dense + 1)} layers",
+                help="--shrink W,D divides width and depth by other numbers",
+            )
 
 
 class Dataset(NamedRow):

@@ -46,6 +46,7 @@ class PerfOptions:
     flags: tuple[str, ...] = ()
     steps: int = 50
     data: OwnData = NO_DATA
+    shrink: tuple[int, int] | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -65,7 +66,8 @@ class PerfOptions:
     ) -> RunConfig:
         """Return the configuration of a run of at most `steps` steps."""
         extra = (*self.flags, *flags)
-        more = {"gemms": self.gemms, "extra_flags": extra, **self.data.fields, **variant.rest}
+        more: dict[str, Any] = {"gemms": self.gemms, "extra_flags": extra, "shrink": self.shrink}
+        more |= {**self.data.fields, **variant.rest}
         cluster = Cluster(nproc_per_node=processes)
         names = (self.model, self.dataset, variant.mode, self.config)
         config = resolve(*names, cluster=cluster, **more)
@@ -88,7 +90,9 @@ class PerfRun:
     def command(self) -> str:
         """Return a shell command that trains the same."""
         experiment, quantization = self.config.experiment, self.config.quantization
-        words = ["mqo", "train", "--model", experiment.model.name]
+        words = ["mqo", "train", "--model", str(experiment.model_file or experiment.model.name)]
+        if experiment.shrink:
+            words += ["--shrink", "{},{}".format(*experiment.shrink)]
         words += ["--dataset", experiment.dataset.name, *self.variant.words]
         words += (
             ["--gemms", quantization.gemms]

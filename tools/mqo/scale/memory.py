@@ -188,8 +188,8 @@ def layer_packed(
     hidden, mla = model.hidden_size, model.mla
     codes = freed = hidden  # the output of the first norm
     if mla is None:
-        codes += hidden
-        freed += hidden * (attention != "fused")
+        codes += model.heads_size
+        freed += model.heads_size * (attention != "fused")
     else:
         context = mla.kv_lora_rank + model.num_attention_heads * mla.v_head_dim
         codes += hidden + context
@@ -213,18 +213,20 @@ def _saved(freed: int, codes: int, linear: str, width: int) -> float:
 def _grouped(model: Shape, attention: Attention) -> tuple[int, int]:
     """Return the size of query, key, value and context per token, and the rotated width.
 
-    Fused attention also keeps one fp32 number per head; unfused repeats keys and values for all
-    heads; chunked keeps only the operands; recomputed keeps the value as a view of the projection.
+    Norms of queries and keys keep their input, and one fp32 number per head. Fused attention also
+    keeps one fp32 number per head; unfused repeats keys and values for all heads; chunked keeps
+    only the operands; recomputed keeps the value as a view of the projection.
     """
     heads, groups = model.num_attention_heads, model.num_query_groups or 0
-    head = model.hidden_size // heads
+    head = model.head_size
+    norms = model.qk_norm * (heads + groups) * (head + FP32 // BF16)
     values = {
         "fused": 2 * (heads + groups) * head + heads * FP32 // BF16,
         "chunked": 2 * (heads + groups) * head,
         "unfused": 4 * heads * head,
         "core_attn": 3 * (heads + groups) * head,
     }
-    return values[attention], head
+    return norms + values[attention], head
 
 
 def _latent(model: Shape, attention: Attention) -> tuple[int, int]:
@@ -281,7 +283,7 @@ def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int
     ).elements
     # Unnormalized probabilities need one more buffer, in the scores' dtype.
     buffers = scores * (4 * FP32 if width == FP32 else 3 * width + 3 * FP32)
-    head = 2 * model.hidden_size // heads
+    head = 2 * model.head_size
     if mla:
         head = mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim
     values = training.micro_batch * sequence * groups // layout.tensor * head

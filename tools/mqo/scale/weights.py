@@ -40,7 +40,7 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     sparse = len(layers) - dense
     linear = len(layers) * _attention(model, tensor) + last * table
     linear += dense * _mlp(model, model.ffn_hidden_size) // tensor
-    norms = len(layers) * (2 * hidden + (model.mla.kv_lora_rank if model.mla else 0))
+    norms = len(layers) * (2 * hidden + _vectors(model, tensor))
     expert = routers = 0
     if model.moe:
         linear += sparse * _mlp(model, model.moe.shared_ffn_size) // tensor
@@ -54,6 +54,14 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
         linear=linear + expert,
         largest=max(table * bool(tables), 2 * hidden * model.ffn_hidden_size // tensor),
     )
+
+
+def total_weights(model: Shape) -> int:
+    """Return the number of weights of the whole model, without rows of padding."""
+    layout = Layout(1)
+    weights = rank_weights(model, layout, 0)
+    rows = (padded_vocabulary(model, layout) - model.vocab_size) * (2 - model.tied_embeddings)
+    return weights.dense + weights.expert - rows * model.hidden_size
 
 
 def is_sparse(model: Shape, layer: int) -> bool:
@@ -71,8 +79,17 @@ def _attention(model: Shape, tensor: int) -> int:
     hidden, heads, mla = model.hidden_size, model.num_attention_heads, model.mla
     if mla is None:
         groups = 2 * (model.num_query_groups or heads)
-        return (2 * heads + groups) * (hidden // heads) * hidden // tensor
+        return (2 * heads + groups) * model.head_size * hidden // tensor
     down = hidden * (mla.kv_lora_rank + mla.qk_pos_emb_head_dim)
     query = hidden * (mla.qk_head_dim + mla.qk_pos_emb_head_dim)
     up = mla.kv_lora_rank * (mla.qk_head_dim + mla.v_head_dim)
     return down + heads * (query + up + mla.v_head_dim * hidden) // tensor
+
+
+def _vectors(model: Shape, tensor: int) -> int:
+    """Return the weights of attention's own norms, and of the biases of q, k and v."""
+    if model.mla is not None:
+        return model.mla.kv_lora_rank
+    parts = model.num_attention_heads + 2 * (model.num_query_groups or model.num_attention_heads)
+    biases = model.qkv_bias * parts * model.head_size // tensor
+    return biases + 2 * model.qk_norm * model.head_size

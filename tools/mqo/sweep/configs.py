@@ -9,6 +9,7 @@ from typing import Any
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
 from mqo.launch.effects import PATTERNS, quant_config, unread_patterns
+from mqo.launch.models import expand_models
 from mqo.launch.naming import folder_part
 from mqo.launch.own_formats import NO_FORMATS, FormatChoice
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice, declare_files
@@ -68,17 +69,18 @@ def jobs(
     """Return a job for each combination of model, dataset, seed and way to quantize.
 
     Each list is 'all', or names and globs separated by commas; UnknownNameError lists the valid
-    names, but with a `data_prefix` any dataset name is valid. For `modes`, `recipes` and `axes` see
-    mqo.launch.variants. `plugins` are custom quantizers, and `formats` the user's; MqoError if no
-    job uses a file or an option of them. `rest` is passed to `resolve`; a variant may override it.
-    Neighbors in the list have different datasets: see `data_key`.
+    names, but with a `data_prefix` any dataset name is valid, and a model may be a path. For
+    `modes`, `recipes` and `axes` see mqo.launch.variants. `plugins` are custom quantizers, and
+    `formats` the user's; MqoError if no job uses a file or an option of them. `rest` is passed to
+    `resolve`; a variant may override it. Neighbors in the list have different datasets: see
+    `data_key`.
     """
     declare_files(plugins.files)  # before their names are types
     check_set_once(axes, plugins.options)
     ways = variants(modes, recipes, axes, rest.get("gemms", "fprop"))
     each_seed: list[int | None] = [*dict.fromkeys(seeds)] or [None]
     product = itertools.product(
-        tables.expand("model", tables.models(), models),
+        expand_models(models),
         _with_settings(ways, plugins, rest),
         each_seed,
         _datasets(datasets, rest.get("data_prefix")),
