@@ -14,6 +14,7 @@ from mqo.commands.options import (
     PluginOptionOption,
     RecipesOption,
     TrainingOption,
+    joined,
 )
 
 NoScaling = Annotated[
@@ -42,7 +43,7 @@ def perf(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help="A model.")] = None,
     mode: Annotated[str | None, typer.Option(help="The mode to test, or modes.")] = None,
-    recipes: RecipesOption = "",
+    recipes: RecipesOption = None,
     axis: AxisOption = None,
     baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
     dataset: Annotated[str, typer.Option(help="A dataset.")] = "wikipedia",
@@ -83,14 +84,14 @@ def perf(
             return
         if model is None or not (mode or recipes):
             raise MqoError(
-                "--model, or one of --mode and --recipes, is missing",
-                expected="--model with --mode or --recipes, or --compare A B",
+                "--model, or one of --mode and --recipe, is missing",
+                expected="--model with --mode or --recipe, or --compare A B",
             )
         plugins = PluginChoice.from_options(plugin, plugin_option)  # before names are checked
         choice = tables.check_gemms(gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         check_set_once(axis or (), plugins.options)
-        ways = (base, *variants(mode or "", recipes, axis or ()))
+        ways = (base, *variants(mode or "", joined(recipes) or "", axis or ()))
         base, *chosen = with_plugins(ways, plugins)
         rest = (base, dataset, training_config, choice, tuple(flags or ()), limits().steps)
         tests = [PerfOptions(model, variant, *rest) for variant in chosen]

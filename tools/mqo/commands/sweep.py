@@ -15,6 +15,7 @@ from mqo.commands.options import (
     PluginOptionOption,
     RecipesOption,
     TrainingOption,
+    joined,
 )
 
 if TYPE_CHECKING:
@@ -26,17 +27,31 @@ if TYPE_CHECKING:
     from mqo.sweep.slurm import Slurm
     from mqo.sweep.state import Entry, SweepFolder
 
-_LIST = "comma-separated, globs allowed, or 'all'"
-Models = Annotated[str, typer.Option(help=f"Models, {_LIST}.")]
+_NAMES = "NAME,..."
+_LIST = "names with commas, globs, or 'all'; repeatable"
+Models = Annotated[
+    list[str] | None,
+    typer.Option("--model", metavar=_NAMES, help=f"Models: {_LIST}; by default all."),
+]
 Datasets = Annotated[
-    str | None,
-    typer.Option(help=f"Datasets, {_LIST}; by default all, or the name of the --data-prefix."),
+    list[str] | None,
+    typer.Option(
+        "--dataset",
+        metavar=_NAMES,
+        help=f"Datasets: {_LIST}; by default all, or the name of the --data-prefix.",
+    ),
 ]
 Modes = Annotated[
-    str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
+    list[str] | None,
+    typer.Option(
+        "--mode", metavar=_NAMES, help=f"Modes: {_LIST}; by default those that have scripts."
+    ),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default all that fit.")]
-Seeds = Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")]
+Seeds = Annotated[
+    list[str] | None,
+    typer.Option("--seed", metavar="N,...", help="Seeds, one run each; repeatable."),
+]
 Exclude = Annotated[
     list[str] | None,
     typer.Option(metavar="[SITE:]GLOB", help="Layers to leave unquantized; repeatable."),
@@ -58,16 +73,16 @@ Folder = Annotated[
 
 
 def sweep(
-    models: Models = "all",
+    models: Models = None,
     datasets: Datasets = None,
     modes: Modes = None,
-    recipes: RecipesOption = "",
+    recipes: RecipesOption = None,
     axis: AxisOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
     training_config: TrainingOption = "tiny",
     jobs: Jobs = None,
-    seeds: Seeds = "",
+    seeds: Seeds = None,
     gemms: GemmsOption = "fprop",
     exclude: Exclude = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
@@ -95,14 +110,14 @@ def sweep(
     if tracker is not None:
         check_tracker(tracker)
     planned = configs.jobs(
-        models,
-        datasets,
-        modes,
+        joined(models) or tables.ALL,
+        joined(datasets),
+        joined(modes),
         training_config,
-        recipes=recipes,
+        recipes=joined(recipes) or "",
         axes=tuple(axis or ()),
         plugins=PluginChoice.from_options(plugin, plugin_option),
-        seeds=_seeds(seeds),
+        seeds=_seeds(joined(seeds) or ""),
         extra_flags=tuple(flags or ()),
         gemms=tables.check_gemms(gemms),
         exclude=tuple(exclude or ()),

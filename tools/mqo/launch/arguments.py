@@ -157,7 +157,7 @@ def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
         "types of attention, overriding the mode: T as in FA_T (QK), qk_T, pv_T, qk_pv_T or none"
     )
     add = parser.add_argument
-    add(MODE, metavar="MODE", help=f"a mode, or '{SOURCE}' for the types in the tree")
+    add(MODE, "--mode", metavar="MODE", help=f"a mode, or '{SOURCE}' for the types in the tree")
     add("--gemms", default="fprop", metavar="WHICH", help=which)
     add("--linear-quantization", metavar="T", help=linear)
     add("--attention-quantization", metavar="T", help=attention)

@@ -158,7 +158,7 @@ def check(jobs: Sequence[Job]) -> None:
     experiments = [job.config.experiment for job in jobs]
     if len({experiment.dataset.name for experiment in experiments if experiment.data_prefix}) > 1:
         raise MqoError(
-            "--data-prefix was given with several datasets", expected="one name in --datasets"
+            "--data-prefix was given with several datasets", expected="one name in --dataset"
         )
     bad = []
     for job in jobs:
