@@ -29,6 +29,7 @@ from mqo.commands.export import export
 from mqo.commands.formats import formats
 from mqo.commands.generate import generate
 from mqo.commands.matrix import matrix
+from mqo.commands.options import TakesPlurals
 from mqo.commands.perf import perf
 from mqo.commands.plot import plot
 from mqo.commands.plugin import plugin
@@ -83,6 +84,7 @@ _CLASSES: dict[_Command, type[TyperCommand]] = {
     train: TrainingCommand,
     simulate: PassesOn,
     coverage: PassesOn,
+    **dict.fromkeys((sweep, perf, evaluate), TakesPlurals),
 }
 for _panel, _commands in PANELS.items():
     for _command in _commands:

@@ -46,6 +46,31 @@ def test_a_sweep_and_the_same_command_again(mqo, tmp_path):
     assert len(list((tmp_path / "runs" / "sweeps").iterdir())) == 2
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--model llama32-1b --dataset wikipedia --mode bf16,FA_mxfp8 --seed 1,2",
+        "--model llama32-1b --dataset wikipedia --mode bf16 --mode FA_mxfp8 --seed 1 --seed 2",
+        "--models=llama32-1b --datasets wikipedia --modes bf16 --mode FA_mxfp8 --seeds=1,2",
+    ],
+)
+def test_several_values_have_commas_or_are_repeated_under_either_name(mqo, words):
+    code, out, _ = mqo(*words.split())
+    assert code == 0 and out.endswith("4 of 4 done\n")
+
+
+def test_the_help_has_one_name_of_an_option(mqo):
+    _, out, _ = mqo("--help")
+    assert "--mode " in out and "--modes" not in out
+
+
+@pytest.mark.parametrize(
+    "name", ["--model", "--mode", "--dataset", "--models", "--recipe", "--seed"]
+)
+def test_an_empty_name_is_not_all_names(mqo, name):
+    assert mqo(name, "")[0] == 2
+
+
 def test_a_failed_run_is_the_exit_code_and_is_told_at_the_end(mqo, tmp_path):
     body = 'if mode == "bf16": sys.exit("mqo: out of steps")'
     code, out, _ = mqo(*TWO, "-o", tmp_path / "mine", body=body)

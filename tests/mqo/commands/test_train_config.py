@@ -105,6 +105,10 @@ def test_the_default_of_standard_removes_no_checkpoint_that_it_finds(there, kept
     assert cell(*words, "--keep-last", "2").recording.options == {"keep_checkpoints": 2}
 
 
+def test_the_mode_has_two_names():
+    assert cell("--mode", "mxfp4", names=NAMES[:4]) == cell("--quantization", "mxfp4")
+
+
 def test_a_missing_name_says_how_to_see_them_all():
     args = arguments.parser().parse_args(["--model", "llama32-1b"])
     with pytest.raises(MqoError, match=r"--dataset.*--list"):

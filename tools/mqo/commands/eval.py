@@ -16,6 +16,7 @@ from mqo.commands.options import (
     PluginOptionOption,
     TokenizerOption,
     TreeOption,
+    joined,
     settled,
 )
 from mqo.display import stderr
@@ -23,7 +24,12 @@ from mqo.errors import CheckpointError
 from mqo.terminal import emit
 
 Modes = Annotated[
-    str | None, typer.Option(help="Comma-separated modes and globs; by default the run's mode.")
+    list[str] | None,
+    typer.Option(
+        "--mode",
+        metavar="NAME,...",
+        help="Modes and globs; by default the run's mode; repeatable.",
+    ),
 ]
 Data = Annotated[
     list[Path] | None, typer.Option(help="An indexed dataset, read completely; repeatable.")
@@ -70,7 +76,8 @@ def evaluate(
 
     own = FormatChoice.from_options(formats)  # before names are checked
     plugins = PluginChoice.from_options(plugin, plugin_option)
-    names = tables.expand_modes(modes) if modes else [AS_TRAINED]
+    given = joined(modes)
+    names = tables.expand_modes(given) if given else [AS_TRAINED]
     sources = [SavedModel.find(path) for path in checkpoints]
     if tasks is not None:
         words = evaluation.ignoring(ignore_argument or ()) + harness.options(

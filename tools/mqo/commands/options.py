@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from mqo.errors import MqoError
 from mqo.project import Project
 
 if TYPE_CHECKING:
@@ -23,7 +26,10 @@ ShrinkOption = Annotated[
 FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's flags, after `--`.")]
 GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
 # Ways to quantize, as mqo.launch.variants reads them.
-RecipesOption = Annotated[str, typer.Option(help="Comma-separated recipes or recipe files.")]
+RecipesOption = Annotated[
+    list[str] | None,
+    typer.Option("--recipe", metavar="NAME,...", help="Recipes or recipe files; repeatable."),
+]
 AxisOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -88,6 +94,38 @@ WithoutOption = Annotated[
 WithOption = Annotated[
     list[str] | None, typer.Option("--with", help="Also quantize this layer: output_layer.")
 ]
+
+
+# Older spellings of options that take several values; the help leaves them out.
+_PLURALS = {f"--{name}s": f"--{name}" for name in ("model", "dataset", "mode", "recipe", "seed")}
+
+
+class TakesPlurals(TyperCommand):
+    """A command that also takes the older spellings of its options, such as --models."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words with the older spellings replaced."""
+        end = args.index("--") if "--" in args else len(args)
+        return super().parse_args(ctx, [*map(self._current, args[:end]), *args[end:]])
+
+    def _current(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        option = _PLURALS.get(name, name)
+        known = any(option in parameter.opts for parameter in self.params)
+        return f"{option}{equals}{value}" if known else word
+
+
+def joined(values: Sequence[str] | None) -> str | None:
+    """Return the values of a repeatable option with commas between them; None without any.
+
+    An empty one is refused: a shell's unset variable would stand for all names.
+    """
+    if values and not all(value.strip() for value in values):
+        raise MqoError(
+            f"One of the values {values} is empty",
+            expected="names with commas between them",
+        )
+    return ",".join(values) if values else None
 
 
 def root_of(path: Path | None) -> Path:

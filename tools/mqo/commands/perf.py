@@ -19,6 +19,7 @@ from mqo.commands.options import (
     StrictOption,
     TextOption,
     TrainingOption,
+    joined,
 )
 
 NoScaling = Annotated[
@@ -47,7 +48,7 @@ def perf(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help=f"A model, {OWN_MODEL}.")] = None,
     mode: Annotated[str | None, typer.Option(help="The mode to test, or modes.")] = None,
-    recipes: RecipesOption = "",
+    recipes: RecipesOption = None,
     axis: AxisOption = None,
     baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
     dataset: Annotated[
@@ -99,15 +100,15 @@ def perf(
             return
         if model is None or not (mode or recipes):
             raise MqoError(
-                "--model, or one of --mode and --recipes, is missing",
-                expected="--model with --mode or --recipes, or --compare A B",
+                "--model, or one of --mode and --recipe, is missing",
+                expected="--model with --mode or --recipe, or --compare A B",
             )
         own = FormatChoice.from_options(formats)  # before names are checked
         plugins = PluginChoice.from_options(plugin, plugin_option)
         choice = tables.check_gemms(gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         check_set_once(axis or (), plugins.options)
-        ways = (base, *variants(mode or "", recipes, axis or ()))
+        ways = (base, *variants(mode or "", joined(recipes) or "", axis or ()))
         base, *chosen = with_plugins(ways, plugins)
         words, extra = tokenizer and tokenizer.resolve(), tuple(flags or ())
         data = own_data.of_options(Project.here(), text or (), words, None, extra, strict=strict)

@@ -23,6 +23,7 @@ from mqo.commands.options import (
     StrictOption,
     TextOption,
     TrainingOption,
+    joined,
 )
 
 if TYPE_CHECKING:
@@ -34,17 +35,35 @@ if TYPE_CHECKING:
     from mqo.sweep.slurm import Slurm
     from mqo.sweep.state import Entry, SweepFolder
 
-_LIST = "comma-separated, globs allowed, or 'all'"
-Models = Annotated[str, typer.Option(help=f"Models, {_LIST}, {OWN_MODEL}.")]
+_NAMES = "NAME,..."
+_LIST = "names with commas, globs, or 'all'; repeatable"
+Models = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar=_NAMES,
+        help=f"Models: {_LIST}; by default all. {OWN_MODEL.capitalize()}.",
+    ),
+]
 Datasets = Annotated[
-    str | None,
-    typer.Option(help=f"Datasets, {_LIST}; by default all, or the name of your data."),
+    list[str] | None,
+    typer.Option(
+        "--dataset",
+        metavar=_NAMES,
+        help=f"Datasets: {_LIST}; by default all, or the name of your data.",
+    ),
 ]
 Modes = Annotated[
-    str | None, typer.Option(help=f"Modes, {_LIST}; by default those that have scripts.")
+    list[str] | None,
+    typer.Option(
+        "--mode", metavar=_NAMES, help=f"Modes: {_LIST}; by default those that have scripts."
+    ),
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at a time; by default all that fit.")]
-Seeds = Annotated[str, typer.Option(help="Comma-separated seeds; one run each.")]
+Seeds = Annotated[
+    list[str] | None,
+    typer.Option("--seed", metavar="N,...", help="Seeds, one run each; repeatable."),
+]
 Processes = Annotated[int, typer.Option(min=1, help="Processes per job.")]
 SlurmOptions = Annotated[
     str | None, typer.Option(metavar="KEY=VALUE,...", help="Submit jobs with these options.")
@@ -62,10 +81,10 @@ Folder = Annotated[
 
 
 def sweep(
-    models: Models = "all",
+    models: Models = None,
     datasets: Datasets = None,
     modes: Modes = None,
-    recipes: RecipesOption = "",
+    recipes: RecipesOption = None,
     axis: AxisOption = None,
     formats: FormatsOption = None,
     plugin: PluginOption = None,
@@ -73,7 +92,7 @@ def sweep(
     training_config: TrainingOption = "tiny",
     shrink: ShrinkOption = None,
     jobs: Jobs = None,
-    seeds: Seeds = "",
+    seeds: Seeds = None,
     gemms: GemmsOption = "fprop",
     exclude: ExcludeOption = None,
     include: IncludeOption = None,
@@ -111,15 +130,15 @@ def sweep(
     data = own_data.of_options(project, text or (), words, prefix, extra, strict=strict)
     own = FormatChoice.from_options(formats)  # before names are checked
     planned = configs.jobs(
-        models,
-        datasets,
-        modes,
+        joined(models) or tables.ALL,
+        joined(datasets),
+        joined(modes),
         training_config,
-        recipes=recipes,
+        recipes=joined(recipes) or "",
         axes=tuple(axis or ()),
         plugins=PluginChoice.from_options(plugin, plugin_option),
         formats=own,
-        seeds=_seeds(seeds),
+        seeds=_seeds(joined(seeds) or ""),
         extra_flags=extra,
         shrink=shrink_of(shrink),
         gemms=tables.check_gemms(gemms),

@@ -168,7 +168,7 @@ def check(jobs: Sequence[Job]) -> None:
     if len({experiment.dataset.name for experiment in experiments if experiment.data_prefix}) > 1:
         raise MqoError(
             "--data-prefix or --text was given with several datasets",
-            expected="one name in --datasets",
+            expected="one name in --dataset",
         )
     bad = []
     for job in jobs:
