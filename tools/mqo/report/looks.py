@@ -29,8 +29,8 @@ def looks(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[Look]:
     A name has the same look in every picture. If several names of one picture would look the same,
     only the first in alphabetical order has its look; the others take free slots.
     """
-    names, types = zip(*variants, strict=True)
-    bases = [look(by_site) for by_site in types]
+    variants = list(variants)
+    names, bases = [name for name, _ in variants], [look(types) for _, types in variants]
     slots = [_preferred(name) for name in names]
     taken: set[tuple[Look, int]] = set()
     moved = []
