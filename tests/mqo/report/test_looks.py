@@ -64,3 +64,4 @@ def test_a_name_keeps_its_look_unless_an_earlier_name_has_the_same():
 
 def test_more_variants_than_looks_are_drawn_all_the_same():
     assert len(looks((str(n), TYPES) for n in range(60))) == 60
+    assert looks([]) == []

@@ -19,30 +19,30 @@ from mqo.report.rows import Row
 PAGES = {"light": "#ffffff", "dark": "#1b1f24"}
 LEAST, MOST, APART = 3.0, 15.0, 1.6  # contrast to a page; ratio between two lightnesses
 _SHADES = 3
-# Markers and lightnesses have no common factor, so consecutive places differ in both.
-_PLACES = (len(SYMBOLS) - 1) * _SHADES
+# Markers and lightnesses have no common factor, so consecutive slots differ in both.
+_SLOTS = (len(SYMBOLS) - 1) * _SHADES
 
 
 def looks(variants: Iterable[tuple[str, Mapping[str, str]]]) -> list[Look]:
     """Return a look per variant, given as its name and its types by site.
 
     A name has the same look in every picture. If several names of one picture would look the same,
-    only the first in alphabetical order has its look; the others take free places.
+    only the first in alphabetical order has its look; the others take free slots.
     """
-    names, types = zip(*variants, strict=True)
-    bases = [look(by_site) for by_site in types]
-    places = [_preferred(name) for name in names]
+    variants = list(variants)
+    names, bases = [name for name, _ in variants], [look(types) for _, types in variants]
+    slots = [_preferred(name) for name in names]
     taken: set[tuple[Look, int]] = set()
     moved = []
     for i in sorted(range(len(names)), key=lambda i: names[i]):
-        if (bases[i], places[i]) in taken:
+        if (bases[i], slots[i]) in taken:
             moved.append(i)
-        taken.add((bases[i], places[i]))
+        taken.add((bases[i], slots[i]))
     for i in moved:
-        following = (1 + (places[i] + n) % _PLACES for n in range(_PLACES))
-        places[i] = next((p for p in following if (bases[i], p) not in taken), places[i])
-        taken.add((bases[i], places[i]))
-    return [_placed(base, place) for base, place in zip(bases, places, strict=True)]
+        following = (1 + (slots[i] + n) % _SLOTS for n in range(_SLOTS))
+        slots[i] = next((p for p in following if (bases[i], p) not in taken), slots[i])
+        taken.add((bases[i], slots[i]))
+    return [_placed(base, slot) for base, slot in zip(bases, slots, strict=True)]
 
 
 def by_variant(rows: Sequence[Row]) -> dict[str, Look]:
@@ -57,14 +57,14 @@ def look_of(name: str, types: Mapping[str, str]) -> Look:
 
 
 def _preferred(name: str) -> int:
-    """Return a variant's place; 0 is the plain look of a mode."""
-    return 0 if name in modes() else 1 + zlib.crc32(name.encode()) % _PLACES
+    """Return a variant's slot; 0 is the plain look of a mode."""
+    return 0 if name in modes() else 1 + zlib.crc32(name.encode()) % _SLOTS
 
 
-def _placed(base: Look, place: int) -> Look:
-    if not place:
+def _placed(base: Look, slot: int) -> Look:
+    if not slot:
         return base
-    shade, symbol = place % _SHADES, SYMBOLS[1 + (place - 1) % (len(SYMBOLS) - 1)]
+    shade, symbol = slot % _SHADES, SYMBOLS[1 + (slot - 1) % (len(SYMBOLS) - 1)]
     colors = {page: shaded(getattr(base, page), PAGES[page])[shade] for page in PAGES}
     return replace(base, symbol=symbol, **colors)
 
