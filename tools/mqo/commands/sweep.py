@@ -40,9 +40,7 @@ _LIST = "names with commas, globs, or 'all'; repeatable"
 Models = Annotated[
     list[str] | None,
     typer.Option(
-        "--model",
-        metavar=_NAMES,
-        help=f"Models: {_LIST}; by default all. {OWN_MODEL.capitalize()}.",
+        "--model", metavar=_NAMES, help=f"Models: {_LIST}; by default all. Also {OWN_MODEL[3:]}."
     ),
 ]
 Datasets = Annotated[
