@@ -69,7 +69,8 @@ class Experiment(_Section):
         """
         if self.name:
             return self.name
-        size = "-w{}d{}".format(*self.shrink) if self.shrink else ""
+        full = self.shrink in (None, (1, 1))
+        size = "" if full else "-w{}d{}".format(*self.shrink or ())
         return self.model.name + size + ("*" if self.model_changes else "")
 
     @property
