@@ -38,7 +38,8 @@ ONE_PROCESS += ["--no-save-optim", "--no-save-rng", "--no-load-optim", "--no-loa
 ONE_PROCESS += ["--ckpt-format=torch_dist"]
 TIED = ("lm_head.weight", "model.embed_tokens.weight")
 # {architecture: another one with the same names and layouts of tensors, which ModelOpt knows}
-SAME_NAMES = {"MistralForCausalLM": "LlamaForCausalLM"}
+MIXTRAL, MIXTRAL_LAYER = "MixtralForCausalLM", "model.layers.{}.block_sparse_moe."
+SAME_NAMES = {"MistralForCausalLM": "LlamaForCausalLM", MIXTRAL: "LlamaForCausalLM"}
 DTYPE_FLAGS: dict[str, list[str]] = {"F32": [], "BF16": ["--bf16"], "F16": ["--fp16"]}
 LISTED = 8
 SHARD = "5GB"
@@ -202,15 +203,30 @@ def hf_tensors(model: torch.nn.Module, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def add_names() -> None:
-    """Add the architectures to ModelOpt's tables whose tensors have another one's names."""
-    from modelopt.torch.export.plugins import mcore_common
+    """Add the architectures to ModelOpt's tables that it lacks."""
+    from modelopt.torch.export.plugins import mcore_common, mcore_custom
 
-    for table in (
+    reading, writing = (
         mcore_common.all_mcore_hf_import_mapping,
         mcore_common.all_mcore_hf_export_mapping,
-    ):
+    )
+    for table in (reading, writing):
         for name, same in SAME_NAMES.items():
-            table.setdefault(name, table[same])
+            table.setdefault(name, dict(table[same]))
+    names = {"gate_proj_name": "w1", "up_proj_name": "w3"}
+    expert, whole = f"{MIXTRAL_LAYER}experts.{{}}.", mcore_custom.NameRemapping
+    reading[MIXTRAL] |= {
+        "router": whole(f"{MIXTRAL_LAYER}gate.", mcore_custom.REPLICATE),
+        "local_experts.linear_fc1": mcore_custom.GatedMLPMerging(
+            expert, mcore_custom.COL_ETP | names
+        ),
+        "local_experts.linear_fc2": whole(f"{expert}w2.", mcore_custom.ROW_ETP),
+    }
+    writing[MIXTRAL] |= {
+        "router": whole(f"{MIXTRAL_LAYER}gate."),
+        "local_experts.linear_fc1": mcore_custom.GatedMLPSlicing(expert, names),
+        "local_experts.linear_fc2": whole(f"{expert}w2."),
+    }
 
 
 def unwrapped(model: torch.nn.Module) -> torch.nn.Module:

@@ -245,7 +245,7 @@ def export_tensorrt_llm(
     """
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
-    for name in ("qk_layernorm", "add_qkv_bias"):
+    for name in ("qk_layernorm", "add_qkv_bias", "num_moe_experts"):
         if getattr(model.config, name, False) and not model.config.multi_latent_attention:
             raise PtqError(
                 f"The model has {name}, which is not converted to TensorRT-LLM",

@@ -80,6 +80,14 @@ LATENT = BASE | {
     "moe-router-load-balancing-type": "seq_aux_loss",
     "moe-aux-loss-coeff": 0.001,
 }
+# As in Qwen3-MoE and Mixtral.
+EXPERTS = {
+    "num-experts": 4,
+    "moe-router-topk": 2,
+    "moe-ffn-hidden-size": 32,
+    "moe-router-dtype": "fp32",
+    "moe-router-load-balancing-type": "seq_aux_loss",
+}
 FLAGS = {"grouped": GROUPED, "latent": LATENT}
 # Changes of flags that config.json must express; None takes a flag away.
 COMMON_CHANGES: list[dict[str, Any]] = [
@@ -106,6 +114,9 @@ CHANGES = {
         {"kv-channels": 24},
         {"add-qkv-bias": True},
         {"qk-layernorm": True},
+        EXPERTS | {"qk-layernorm": True, "moe-layer-freq": "[0]*1+[1]*1"},
+        EXPERTS | {"qk-layernorm": True, "moe-router-pre-softmax": True},
+        EXPERTS,
     ],
     "latent": [
         *COMMON_CHANGES,

@@ -111,6 +111,15 @@ DENSE = {
     "qwen2": WINDOW,
     "qwen3": WINDOW | {"head_dim": 24, "tie_word_embeddings": True},
     "mistral": {"sliding_window": None, "head_dim": 32},
+    "qwen3_moe": {
+        "head_dim": 24,
+        "mlp_only_layers": [0],
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 4, "sliding_window": None},
 }
 
 

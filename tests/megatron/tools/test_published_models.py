@@ -48,7 +48,7 @@ UNSETTABLE = {
 UNCHANGED = {
     "the dtype of the tensors, which test_convert.py compares bit by bit": "bf16 fp16",
     "what the two kinds of models are": "multi_latent_attention",
-    "has one value": """add_bias_linear moe_router_pre_softmax normalization position_embedding_type
+    "has one value": """add_bias_linear normalization position_embedding_type
         swiglu""",
     "of older releases": "hybrid_attention_ratio hybrid_mlp_ratio",
     "of checkouts with megatron.post_training": "export_model_type",

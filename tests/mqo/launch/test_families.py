@@ -109,6 +109,61 @@ PUBLISHED = {
         134_515_008,
         "",
     ),
+    "Qwen3-30B-A3B": (
+        COMMON
+        | {
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "model_type": "qwen3_moe",
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "head_dim": 128,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "max_window_layers": 48,
+            "mlp_only_layers": [],
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "num_hidden_layers": 48,
+            "num_key_value_heads": 4,
+            "output_router_logits": False,
+            "rms_norm_eps": 1e-06,
+            "rope_scaling": None,
+            "rope_theta": 1000000.0,
+            "router_aux_loss_coef": 0.001,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+            "vocab_size": 151936,
+        },
+        30_532_122_624,
+        "--kv-channels 128 --qk-layernorm",
+    ),
+    "Mixtral-8x7B-v0.1": (
+        COMMON
+        | {
+            "architectures": ["MixtralForCausalLM"],
+            "model_type": "mixtral",
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_attention_heads": 32,
+            "num_experts_per_tok": 2,
+            "num_hidden_layers": 32,
+            "num_key_value_heads": 8,
+            "num_local_experts": 8,
+            "output_router_logits": False,
+            "rms_norm_eps": 1e-05,
+            "rope_theta": 1000000.0,
+            "router_aux_loss_coef": 0.02,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "vocab_size": 32000,
+        },
+        46_702_792_704,
+        "",
+    ),
 }
 NAMES = tuple(PUBLISHED)
 OWN_FLAGS = ("--add-qkv-bias", "--kv-channels", "--qk-layernorm")
@@ -125,7 +180,7 @@ def shape(name, **changes):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_published_config_has_the_published_number_of_weights(name):
     weights = rank_weights(shape(name), Layout(1), 0)
-    assert weights.dense == PUBLISHED[name][1]
+    assert weights.dense + weights.expert == PUBLISHED[name][1]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -163,6 +218,10 @@ def test_a_shape_comes_back_from_its_own_config(name):
         ("Qwen3-0.6B", {"use_sliding_window": True}),
         ("Qwen3-0.6B", {"layer_types": ["full_attention", "sliding_attention"]}),
         ("Mistral-7B-v0.3", {"sliding_window": 4096}),
+        ("Mixtral-8x7B-v0.1", {"sliding_window": 4096}),
+        ("Qwen3-30B-A3B", {"mlp_only_layers": [5]}),
+        ("Qwen3-30B-A3B", {"decoder_sparse_step": 2}),
+        ("Qwen3-30B-A3B", {"num_local_experts": 64}),
         ("SmolLM2-135M", {"sliding_window": 4096}),
         ("SmolLM2-135M", {"attention_bias": True}),
         ("SmolLM2-135M", {"logit_scale": 2.0}),
@@ -170,7 +229,7 @@ def test_a_shape_comes_back_from_its_own_config(name):
 )
 def test_a_key_that_flags_cannot_express_is_refused_by_name(name, change):
     (key, value) = next(iter(change.items()))
-    expected = "rope_type = 'yarn'" if key == "rope_scaling" else key
+    expected = {"rope_scaling": "rope_type = 'yarn'"}.get(key, key)
     with pytest.raises(ConvertError, match=expected):
         shape(name, **{key: value})
 

@@ -71,7 +71,7 @@ def test_what_changes_the_function_and_no_shape_is_refused(name, value):
     ("kind", "change", "fits"),
     [
         ("grouped", {"normalization": "LayerNorm"}, False),
-        ("grouped", {"num_experts": 8}, False),
+        ("grouped", {"num_experts": 8}, True),
         ("grouped", {"qk_layernorm": True}, True),
         ("grouped", {"add_qkv_bias": True}, True),
         ("latent", {"add_qkv_bias": True}, False),

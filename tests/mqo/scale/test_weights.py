@@ -26,6 +26,7 @@ RANKS = [
     ("deepseek2_lite", Layout(64, expert=4), 63, 0),
     ("own", Layout(1), 0, 0),
     ("own", Layout(8, tensor=2, pipeline=2), 7, 1),
+    ("experts", Layout(8, tensor=2, expert=2), 5, 0),
 ]
 # Own norms of queries and keys, biases, and heads that are wider than the layer.
 OWN = """
@@ -53,12 +54,29 @@ def meta_job(of, layout, rank):
     return {"world": layout.gpus, "rank": rank, "flags": flags}
 
 
+EXPERTS = (
+    OWN.replace("qkv_bias = true", "")
+    + """
+[moe]
+dense_layers = 1
+num_experts = 8
+topk = 2
+shared_experts = 0
+expert_ffn_size = 256
+aux_loss = 0.001
+renormalized = true
+"""
+)
+
+
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
-    """{name: the argument of --model}, also of the own model."""
-    file = tmp_path_factory.mktemp("own") / "own.toml"
-    file.write_text(OWN)
-    return {name: name for name in tables.models()} | {"own": str(file)}
+    """{name: the argument of --model}, also of own models."""
+    files = {name: tmp_path_factory.mktemp(name) / f"{name}.toml" for name in ("own", "experts")}
+    files["own"].write_text(OWN)
+    files["experts"].write_text(EXPERTS)
+    own = {name: str(file) for name, file in files.items()}
+    return {name: name for name in tables.models()} | own
 
 
 @pytest.fixture(scope="module")

@@ -135,15 +135,16 @@ def _rope(model: Shape) -> str:
 def _moe(moe: Moe, layers: int) -> str:
     """Return the flags of experts without grouped GEMMs; the user may add --moe-grouped-gemm.
 
-    As published, the router takes the softmax over all experts before the top-k, in fp32, and does
-    not renormalize it.
+    As published, the router computes the softmax in fp32: over all experts before the top-k, or
+    over the top-k, which renormalizes it.
     """
+    shared = f"--moe-shared-expert-intermediate-size {moe.shared_ffn_size}"
     return (
         f"--num-experts {moe.num_experts} --moe-router-topk {moe.topk} "
         f"--moe-layer-freq [0]*{moe.dense_layers}+[1]*{layers - moe.dense_layers} "
-        f"--moe-ffn-hidden-size {moe.expert_ffn_size} "
-        f"--moe-shared-expert-intermediate-size {moe.shared_ffn_size} "
-        f"--moe-router-score-function softmax --moe-router-pre-softmax --moe-router-dtype fp32 "
+        f"--moe-ffn-hidden-size {moe.expert_ffn_size} {shared if moe.shared_experts else ''} "
+        f"--moe-router-score-function softmax "
+        f"{'' if moe.renormalized else '--moe-router-pre-softmax'} --moe-router-dtype fp32 "
         f"--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff {moe.aux_loss:g}"
     )
 

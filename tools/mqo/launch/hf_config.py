@@ -243,6 +243,7 @@ def _heads_of_args(args: Mapping[str, Any]) -> dict[str, Any]:
         "head_dim": size if size and size * heads != args["hidden_size"] else None,
         "qkv_bias": bool(args.get("add_qkv_bias")),
         "qk_norm": bool(args.get("qk_layernorm")),
+        "moe": _moe_of_args(args) if args.get("num_experts") else None,
     }
 
 
@@ -261,7 +262,7 @@ def _moe_of_args(args: Mapping[str, Any]) -> Moe:
     layers, every = args["num_layers"], args["moe_layer_freq"]
     pattern = every if isinstance(every, list) else [int(i % every == 0) for i in range(layers)]
     dense = layers - sum(pattern)
-    shared = args["moe_shared_expert_intermediate_size"]
+    shared = args["moe_shared_expert_intermediate_size"] or 0
     if pattern != [0] * dense + [1] * (layers - dense):
         raise ConvertError(
             f"The checkpoint has experts in the layers {pattern}",
@@ -280,6 +281,7 @@ def _moe_of_args(args: Mapping[str, Any]) -> Moe:
         shared_experts=shared // width,
         expert_ffn_size=width,
         aux_loss=coefficient[0] if isinstance(coefficient, list) else coefficient,
+        renormalized=not args.get("moe_router_pre_softmax"),
     )
 
 

@@ -87,8 +87,8 @@ class Mla(FrozenModel):
 class Moe(FrozenModel):
     """Experts after the first `dense_layers`: `topk` routed experts per token, and shared experts.
 
-    Softmax scores are not renormalized over the top-k; `aux_loss` is the coefficient of the loss
-    that balances the experts in each sequence.
+    With `renormalized`, the softmax scores of a token's top-k experts are divided by their sum.
+    `aux_loss` is the coefficient of the loss that balances the experts in each sequence.
     """
 
     dense_layers: int
@@ -97,6 +97,7 @@ class Moe(FrozenModel):
     shared_experts: int
     expert_ffn_size: int
     aux_loss: float
+    renormalized: bool = False
 
     @property
     def shared_ffn_size(self) -> int:

@@ -132,6 +132,7 @@ def _is_whole(work: Workload, layout: Layout) -> bool:
     if layout.tensor == 1:
         return True
     # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
-    inputs = (model.heads_size, model.ffn_hidden_size)
+    inputs = [model.heads_size, model.ffn_hidden_size]
+    inputs += [model.moe.expert_ffn_size] if model.moe else []
     block = max(LEAST_BLOCK, work.block)
     return all(size // layout.tensor % block == 0 for size in inputs)

@@ -8,12 +8,14 @@ from typing import Any
 from mqo.errors import ConvertError
 from mqo.launch.families.deepseek_v2 import DEEPSEEK_V2
 from mqo.launch.families.dense import LLAMA, MISTRAL, QWEN2, QWEN3
+from mqo.launch.families.experts import MIXTRAL, QWEN3_MOE
 from mqo.launch.families.family import Family
 from mqo.matrix.tables import Shape
 
 # Of several families that express a shape, the first is written.
 FAMILIES: Mapping[str, Family] = {
-    family.architecture: family for family in (LLAMA, QWEN2, QWEN3, MISTRAL, DEEPSEEK_V2)
+    family.architecture: family
+    for family in (LLAMA, QWEN2, QWEN3, MISTRAL, QWEN3_MOE, MIXTRAL, DEEPSEEK_V2)
 }
 
 

@@ -12,9 +12,9 @@ from mqo.errors import ConvertError
 from mqo.launch.families.family import Family, Table, Values
 from mqo.matrix.tables import Shape
 
-_SILU: Values = {"hidden_act": ("silu",)}
-_NO_BIAS: Values = {"attention_bias": (False,)}
-_FULL_ATTENTION: Values = {"use_sliding_window": (False,)}
+SILU: Values = {"hidden_act": ("silu",)}
+NO_BIAS: Values = {"attention_bias": (False,)}
+FULL_ATTENTION: Values = {"use_sliding_window": (False,)}
 # Of Qwen: not read unless use_sliding_window is true.
 _OF_WINDOWS = frozenset({"sliding_window", "max_window_layers"})
 _LAYERS, _FULL = "layer_types", "full_attention"
@@ -69,7 +69,7 @@ def _read_qwen3(config: Table) -> dict[str, Any]:
 LLAMA = Family(
     architecture="LlamaForCausalLM",
     model_type="llama",
-    fixed={**_SILU, **_NO_BIAS, "mlp_bias": (False,), "rope_interleaved": (False,)},
+    fixed={**SILU, **NO_BIAS, "mlp_bias": (False,), "rope_interleaved": (False,)},
     read=read_heads,
     write=lambda shape: write_heads(shape) | {"attention_bias": False, "mlp_bias": False},
     expresses=_is,
@@ -79,7 +79,7 @@ LLAMA = Family(
 MISTRAL = Family(
     architecture="MistralForCausalLM",
     model_type="mistral",
-    fixed=_SILU | {"sliding_window": (None,)},
+    fixed=SILU | {"sliding_window": (None,)},
     defaults={"sliding_window": 4096, GROUPS: 8},
     read=read_heads,
     write=lambda shape: write_heads(shape) | {"sliding_window": None},
@@ -90,7 +90,7 @@ MISTRAL = Family(
 QWEN2 = Family(
     architecture="Qwen2ForCausalLM",
     model_type="qwen2",
-    fixed=_SILU | _FULL_ATTENTION | {"use_mrope": (False,)},
+    fixed=SILU | FULL_ATTENTION | {"use_mrope": (False,)},
     defaults={GROUPS: 32},
     read=_read_qwen2,
     write=lambda shape: write_heads(shape) | {"use_sliding_window": False},
@@ -103,7 +103,7 @@ QWEN2 = Family(
 QWEN3 = Family(
     architecture="Qwen3ForCausalLM",
     model_type="qwen3",
-    fixed=_SILU | _NO_BIAS | _FULL_ATTENTION,
+    fixed=SILU | NO_BIAS | FULL_ATTENTION,
     defaults={GROUPS: 32, HEAD_DIM: 128},
     read=_read_qwen3,
     write=lambda shape: write_heads(shape) | {"attention_bias": False, "use_sliding_window": False},
