@@ -122,7 +122,7 @@ def test_a_flag_of_megatrons_in_the_wrong_place_is_told_its_own():
 
 
 def test_a_mistyped_option_has_one_suggestion():
-    for typed, meant in (("--modle", "--model"), ("--quantizaton=x", "--quantization")):
+    for typed, meant in (("--modell", "--model"), ("--quantizaton=x", "--quantization")):
         with pytest.raises(MqoError, match=rf"Did you mean {meant}\? ") as error:
             cell(typed, "7")
         assert str(error.value).count("Did you mean") == 1
