@@ -78,7 +78,7 @@ def check(
 
 
 def _rows(formats: Mapping[str, Format], own: Mapping[str, FormatRow]) -> list[dict[str, Any]]:
-    """Return the facts of formats, with the SQNR in dB; `own` are the rows of the user's."""
+    """Return the facts of formats, with the SQNR in dB; `own` are rows of the user."""
     require("torch")
     rows = {name: row.as_table() for name, row in own.items()}
     errors = ask(Project.here().ours / PROGRAM, [f"--own={json.dumps(rows)}", *formats])

@@ -132,7 +132,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _load(files: Sequence[Path], types: Set[str]) -> None:
-    """Make the formats of files, and of the user's own one, types.
+    """Make the formats of files, and of the file in the user's configuration, types.
 
     Raises:
         FormatError: a file cannot be used, or has none of the types to set.

@@ -23,7 +23,7 @@ _EXPECTED = f"a file or folder with a Hugging Face {CONFIG}, or FILE{_TOML}"
 
 
 def own_file(given: str) -> Path | None:
-    """Return the absolute path of the user's own model; None for a name of models.toml."""
+    """Return the absolute path of a model's file; None for a name of models.toml."""
     path = Path(given)
     if given in tables.models():
         return None

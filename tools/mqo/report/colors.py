@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mqo.quant import formats
 
-# Colors of families that are no format: a name, and the colors on light and dark pages.
+# Colors of families other than formats: a name, and the colors on light and dark pages.
 _OTHERS = {
     "none": ("black, on dark pages white", "#1c2127", "#e9edf2"),
     "mixed": ("purple", "#8a3fc0", "#c592ff"),
