@@ -132,3 +132,12 @@ def test_padding_is_of_the_multiple_that_the_training_had(folder):
     stored, note = hf_tokenizer.rows(args, 12, folder)
     assert stored == 12 and "12 rows for 4 tokens" in note
     assert hf_tokenizer.rows(args, 6, None) == (6, "")
+
+
+def test_a_tokenizer_that_transformers_reads_as_another_class_is_noted(tmp_path):
+    config = tmp_path / hf_tokenizer.CONFIG
+    for own, is_noted in (("PreTrainedTokenizerFast", True), ("Qwen2TokenizerFast", False)):
+        config.write_text(json.dumps({"tokenizer_class": own}))
+        assert bool(hf_tokenizer.class_note(tmp_path, "Qwen2Tokenizer")) is is_noted
+        assert hf_tokenizer.class_note(tmp_path, "") == ""
+    assert hf_tokenizer.class_note(None, "Qwen2Tokenizer") == ""
