@@ -11,6 +11,7 @@ from mqo.launch.coverage import differing_of
 from mqo.launch.finished import finished
 from mqo.launch.preview import print_preview
 from mqo.launch.run import run
+from mqo.launch.start_weights import ready_weights
 from mqo.output import folder_of
 from mqo.project import Project
 from mqo.runs import RunFolder
@@ -50,6 +51,8 @@ def train_with(argv: list[str], front_end: bool = False, program: str | None = N
     if (done := finished(config)) is not None:
         say(f"finished : {done.line()}")
         return
+    if args.start is not None:
+        ready_weights(project, args.start, say)
     result = run(
         project,
         config,

@@ -22,6 +22,7 @@ from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.own_data import OwnData, either, of_options
 from mqo.launch.own_formats import FormatChoice
 from mqo.launch.plugins import PluginChoice
+from mqo.launch.start_weights import fill_in
 from mqo.matrix import tables
 from mqo.project import Project
 from mqo.quant.recipe import OUTPUT_LAYER, Recipe
@@ -99,6 +100,8 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     add("--name", metavar="NAME", help=changed)
     smaller = "divide the model's width and depth (default: as the training configuration does)"
     add("--shrink", metavar="W,D", help=smaller)
+    start = "start from the weights in a Hugging Face folder, with its model and its tokenizer"
+    add("--from", dest="start", type=_path, metavar="FOLDER", help=start)
     _add_data(result)
     sizes = f"batch sizes, length and learning rate {_DEFAULT}"
     add("--training-config", default="standard", metavar="NAME", help=sizes)
@@ -214,6 +217,8 @@ def config_from(
 
     By default a run has one process per GPU of `machine`, which is this one if None.
     """
+    if args.start is not None:
+        extra = fill_in(args, extra, Project.here())
     # Before names of types are checked.
     formats = FormatChoice.from_options(args.formats)
     plugins = PluginChoice.from_options(args.plugin, args.plugin_option)

@@ -1,0 +1,100 @@
+"""`--from FOLDER`: the model, the tokenizer and the checkpoint that it implies."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from mqo.errors import ConvertError, MqoError
+from mqo.launch import arguments, start_weights
+from mqo.launch.start_weights import FLAG, checkpoint_of, ready_weights
+from mqo.project import Project
+from safetensors.torch import save_file
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Weights, as far as they are read before a conversion."""
+    path = tmp_path / "little"
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    save_file({"a": torch.zeros(4)}, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"text": "barley"}\n' * 4)
+    return path
+
+
+def config(*words):
+    own, extra = arguments.split_flags([*map(str, words), "--training-config", "tiny"])
+    args = arguments.parser().parse_intermixed_args(own)
+    return arguments.config_from(args, extra)
+
+
+def test_a_run_has_the_model_and_the_weights_of_the_folder(folder, text):
+    experiment = config("--from", folder, "--text", text, "--mode", "bf16").experiment
+    assert (experiment.model.hidden_size, experiment.model.num_layers) == (64, 2)
+    assert experiment.model_name == "little"
+    assert experiment.extra_flags == (FLAG, str(checkpoint_of(Project.here(), folder)))
+    assert experiment.text.tokenizer is None  # the folder has none
+
+
+def test_other_weights_are_another_checkpoint(folder):
+    before = checkpoint_of(Project.here(), folder)
+    assert before == checkpoint_of(Project.here(), folder)
+    save_file({"a": torch.ones(4)}, folder / "model.safetensors", {"format": "pt"})
+    assert checkpoint_of(Project.here(), folder) != before
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--model", "llama32-1b", "--text", "{text}"), "--model llama32-1b"),
+        (("--shrink", "2,1", "--text", "{text}"), "--shrink"),
+        (("--text", "{text}", "--", FLAG, "elsewhere"), FLAG),
+        ((), "without data"),
+    ],
+)
+def test_options_that_contradict_the_folder_are_refused(folder, text, words, named):
+    with pytest.raises(MqoError, match=named):
+        config("--from", folder, "--mode", "bf16", *(word.format(text=text) for word in words))
+
+
+def test_a_folder_without_weights_is_refused(folder, text):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConvertError, match="little"):
+        config("--from", folder, "--text", text, "--mode", "bf16")
+
+
+def test_weights_are_converted_once(folder, tmp_path, monkeypatch):
+    project, converted = SimpleNamespace(own_data=tmp_path / "data"), []
+
+    def convert(tree, source, target, report):
+        converted.append(source)
+        target.mkdir()
+
+    monkeypatch.setattr(start_weights, "ready_tree", lambda *_, **__: SimpleNamespace(root=None))
+    monkeypatch.setattr(start_weights.Series, "of_project", lambda project: None)
+    monkeypatch.setattr(start_weights, "hf_to_megatron", convert)
+    lines = []
+    for _ in range(2):
+        ready_weights(project, folder, lines.append)
+    assert converted == [folder]
+    assert all(str(checkpoint_of(project, folder)) in line for line in lines)
