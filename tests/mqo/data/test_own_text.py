@@ -103,7 +103,7 @@ def test_a_part_that_is_not_text_is_named_by_its_line(tmp_path):
         ("empty.txt", b""),
         ("binary.txt", b"ab\0cd"),
         ("utf16.jsonl", '{"text": "a"}'.encode("utf-16")),
-        ("packed.txt.gz", gzip.compress(b"\0" * 10)),
+        ("packed.txt.gz", gzip.compress(b"\0" * 10, mtime=0)),
         ("damaged.txt.gz", b"not packed"),
         ("weights.bin", b"text"),
     ],
