@@ -87,6 +87,15 @@ def test_options_of_a_training_and_megatrons_flags_count(command_line, planned, 
     assert command_line(*MODEL, "--mode", "bf16", "--nonsense")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "words", [("--megatron", "x"), ("--runs", "x"), ("--dry-run",), ("x",), ("--tracker", "mlflow")]
+)
+def test_an_option_that_a_coverage_does_not_depend_on_is_refused(command_line, planned, words):
+    code, out, err = command_line(*MODEL, "--mode", "bf16", *words)
+    assert (code, out, planned) == (2, "", [])
+    assert "no effect" in err
+
+
 @pytest.mark.slow
 def test_the_model_is_measured_without_running_the_file(command_line, vendored, file):
     file.write_text(FILE + "raise SystemExit('this file is not to be run')\n")

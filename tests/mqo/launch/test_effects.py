@@ -193,6 +193,12 @@ def test_what_a_sweep_asks_of_all_runs_has_to_touch_one():
     for name in ("exclude", "include"):
         with pytest.raises(MqoError, match=f"--{name} pv"):
             made_jobs("bf16,FA_mxfp8", **{name: ("pv:*",)})
+    # Without its pattern linear_mxfp8 would quantize all layers.
+    mixed = jobs("llama32-1b", "wikipedia", "bf16,FA_mxfp8,linear_mxfp8", "tiny", include=("qk:*",))
+    assert [job.config.quantization.options for job in mixed] == [
+        {},
+        *([{"include": ["qk:*"]}] * 2),
+    ]
 
 
 RULED = (

@@ -195,6 +195,7 @@ def test_megatrons_own_load_counts(saved, tmp_path):
         ({"rounding": "stochastic"}, "options"),
         ({"schedule": ("linear: mxfp8 until 4, then none",)}, "schedule"),
         ({"dtype": "bf16"}, "dtype was fp32 and is bf16"),
+        ({"shrink": (4, 8)}, "sizes"),
     ],
 )
 def test_a_finished_training_of_other_settings_is_not_this_commands(saved, changes, name):

@@ -107,6 +107,18 @@ def test_a_missing_file_and_two_definitions_are_refused(write, tmp_path):
     FormatChoice.from_options([write(), write(FILE, "same.toml")])
 
 
+def test_a_type_of_one_file_is_not_named_as_a_mode_of_another(write):
+    with pytest.raises(FormatError, match="'linear_own7'"):
+        FormatChoice.from_options([write(), write(renamed("linear_own7"), "modes.toml")])
+
+
+def test_a_resolved_run_leaves_the_file_of_its_format_known(write):
+    choice = FormatChoice.from_options([write()])
+    RunConfig.model_validate_json(cell("linear_own7").model_dump_json())
+    assert OWN["own7"].file == write()
+    assert choice.file_of("own7") == write()
+
+
 def test_a_given_file_without_a_used_row_is_refused(write):
     files = [write(), write(renamed("own8"), "other.toml")]
     choice = FormatChoice.from_options(files)
@@ -182,6 +194,7 @@ def test_records_make_the_type_without_the_file(write, tmp_path):
         ('"bits": 7', '"bits": "7"'),
         ('"bits": 7', '"widths": 7'),
         ('"own7": {', '"mxfp8": {'),
+        ('"own7": {', '"linear_mxfp4": {'),
         ('"row": {', '"row": ["own7"], "rows": {'),
         ('"digest": "', '"digest": "0'),
     ],

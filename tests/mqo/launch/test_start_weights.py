@@ -32,6 +32,8 @@ def folder(tmp_path):
     path.mkdir()
     (path / "config.json").write_text(json.dumps(CONFIG))
     save_file({"a": torch.zeros(4)}, path / "model.safetensors", {"format": "pt"})
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_text("{}")
     return path
 
 
@@ -53,7 +55,7 @@ def test_a_run_has_the_model_and_the_weights_of_the_folder(folder, text):
     assert (experiment.model.hidden_size, experiment.model.num_layers) == (64, 2)
     assert experiment.model_name == "little"
     assert experiment.extra_flags == (FLAG, str(checkpoint_of(Project.here(), folder)))
-    assert experiment.text.tokenizer is None  # the folder has none
+    assert (experiment.start, experiment.tokenizer) == (folder, folder)
 
 
 def test_other_weights_are_another_checkpoint(folder):
@@ -69,12 +71,30 @@ def test_other_weights_are_another_checkpoint(folder):
         (("--model", "llama32-1b", "--text", "{text}"), "--model llama32-1b"),
         (("--shrink", "2,1", "--text", "{text}"), "--shrink"),
         (("--text", "{text}", "--", FLAG, "elsewhere"), FLAG),
-        ((), "without data"),
+        (("--text", "{text}", "--", "--num-layers", "1"), "--num-layers"),
     ],
 )
 def test_options_that_contradict_the_folder_are_refused(folder, text, words, named):
     with pytest.raises(MqoError, match=named):
         config("--from", folder, "--mode", "bf16", *(word.format(text=text) for word in words))
+
+
+def test_the_tokenizer_of_the_weights_is_needed(folder, text):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(MqoError, match=r"tokenizer\.json"):
+        config("--from", folder, "--text", text, "--mode", "bf16")
+    given = folder.with_name("words")
+    given.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (given / name).write_text("{}")
+    words = ("--from", folder, "--text", text, "--mode", "bf16", "--tokenizer", given)
+    assert config(*words).experiment.tokenizer == given
+
+
+def test_a_training_needs_data_with_the_tokenizer_of_the_weights(folder):
+    args = arguments.parser().parse_args(["--from", str(folder)])
+    with pytest.raises(MqoError, match="without data"):
+        start_weights.check_data(args)
 
 
 def test_a_folder_without_weights_is_refused(folder, text):
@@ -90,11 +110,18 @@ def test_weights_are_converted_once(folder, tmp_path, monkeypatch):
         converted.append(source)
         target.mkdir()
 
-    monkeypatch.setattr(start_weights, "ready_tree", lambda *_, **__: SimpleNamespace(root=None))
-    monkeypatch.setattr(start_weights.Series, "of_project", lambda project: None)
     monkeypatch.setattr(start_weights, "hf_to_megatron", convert)
-    lines = []
     for _ in range(2):
-        ready_weights(project, folder, lines.append)
+        lines = []
+        ready_weights(project, tmp_path, folder, None, lines.append)
+        assert str(checkpoint_of(project, folder)) in lines[-1]
     assert converted == [folder]
-    assert all(str(checkpoint_of(project, folder)) in line for line in lines)
+
+
+def test_a_run_that_continues_does_not_read_the_weights(folder, tmp_path):
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("8")
+    lines = []
+    project = SimpleNamespace(own_data=tmp_path / "data")
+    ready_weights(project, tmp_path, folder, tmp_path, lines.append)
+    assert len(lines) == 1
+    assert not project.own_data.exists()

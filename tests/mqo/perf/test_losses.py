@@ -1,5 +1,7 @@
 """Gaps of losses to a baseline: which runs are one side, their pairs, and what differs."""
 
+import math
+
 import pytest
 from mqo.errors import MqoError, UnknownNameError
 from mqo.perf.losses import compare_losses, comparison_lines, comparison_table
@@ -50,8 +52,24 @@ def test_a_baseline_has_a_modes_or_a_runs_name(three_seeds, name):
 
 
 def test_an_unknown_baseline_lists_the_sides(three_seeds):
-    with pytest.raises(UnknownNameError, match="FA_mxfp8, bf16"):
+    with pytest.raises(UnknownNameError, match="'FA_mxfp8', 'bf16"):
         compare_losses([three_seeds.root], "mxfp5")
+
+
+def test_a_mode_that_several_sides_have_is_no_baseline(runs):
+    runs("a", loss=6.0)
+    runs("b", loss=6.3, flags=("--lr", "1e-4"))
+    with pytest.raises(MqoError, match="2 sides"):
+        compare_losses([runs.root], "bf16")
+
+
+def test_a_loss_that_is_not_finite_gives_no_interval(three_seeds, runs):
+    for seed, loss in ((1, 6.1), (2, 6.3), (3, math.inf)):
+        runs(f"diverged {seed}", "FA_mxfp4", seed=seed, loss=loss)
+    lines = [*comparison_lines(compare_losses([three_seeds.root]))]
+    assert any("not finite" in line for line in lines)
+    assert not any("one seed" in line for line in lines)
+    assert max(map(len, lines)) <= 80
 
 
 def test_runs_of_one_mode_with_other_flags_are_two_sides(runs):

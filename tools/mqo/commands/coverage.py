@@ -2,11 +2,36 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 
 from mqo.commands.options import JsonOption, TreeOption, settled
+from mqo.errors import MqoError
 from mqo.project import Project
 from mqo.terminal import emit
+
+if TYPE_CHECKING:
+    import argparse
+
+# Arguments of a training that do not change its matrix products.
+_UNREAD = (
+    *("checkpoint", "tensorboard", "runs", "tracker", "megatron", "dry_run", "device", "list"),
+    *("take_lock", "allow_edits", "version", "teacher", "distillation_config"),
+)
+
+
+def _refuse_unread(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Raise MqoError for the first argument that the coverage does not depend on."""
+    for name in _UNREAD:
+        if getattr(args, name) != parser.get_default(name):
+            raise MqoError(
+                f"--{name.replace('_', '-')} has no effect on a coverage"
+                if name not in ("checkpoint", "tensorboard")
+                else f"The argument {name.upper()} has no effect on a coverage",
+                expected="only options that change what a step computes",
+                help="--tree PATH names another tree" if name == "megatron" else "",
+            )
 
 
 def coverage(context: typer.Context, as_json: JsonOption = False, tree: TreeOption = None) -> None:
@@ -14,7 +39,7 @@ def coverage(context: typer.Context, as_json: JsonOption = False, tree: TreeOpti
 
     Other arguments are those of a training: --model, --mode or --recipe,
     --training-config for the sizes, its other options, and Megatron's flags
-    after `--`. No data is read.
+    after `--`.
     """
     from mqo.launch import arguments
     from mqo.launch import coverage as program
@@ -25,7 +50,9 @@ def coverage(context: typer.Context, as_json: JsonOption = False, tree: TreeOpti
 
     project = Project.here()
     flags = list(context.obj)
-    args = arguments.parser().parse_intermixed_args(context.args)
+    parser = arguments.parser()
+    args = parser.parse_intermixed_args(context.args)
+    _refuse_unread(parser, args)
     args.dataset = args.dataset or next(iter(tables.datasets()))  # the sizes do not depend on it
     config = arguments.config_from(args, flags)
     result = program.of_config(project, settled(tree), Series.of_project(project), config)

@@ -50,7 +50,7 @@ def list_(formats: FormatsOption = None, as_json: JsonOption = False) -> None:
 @formats.command()
 def check(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="A TOML file with tables [formats.NAME].")
+        Path, typer.Argument(metavar="FILE", help="A TOML file with tables \\[formats.NAME].")
     ],
     as_json: JsonOption = False,
 ) -> None:

@@ -47,7 +47,10 @@ _COMPARING = {"compare", "repeats", "allow_versions"}
 def perf(
     context: typer.Context,
     model: Annotated[str | None, typer.Option(help=f"A model, {OWN_MODEL}.")] = None,
-    mode: Annotated[str | None, typer.Option(help="The mode to test, or modes.")] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME,...", help="The modes to test; repeatable."),
+    ] = None,
     recipes: RecipesOption = None,
     axis: AxisOption = None,
     baseline: Annotated[str, typer.Option(help="The mode to compare with.")] = "bf16",
@@ -108,10 +111,10 @@ def perf(
         choice = tables.check_gemms(gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         check_set_once(axis or (), plugins.options)
-        ways = (base, *variants(mode or "", joined(recipes) or "", axis or ()))
+        ways = (base, *variants(joined(mode) or "", joined(recipes) or "", axis or ()))
         base, *chosen = with_plugins(ways, plugins)
-        words, extra = tokenizer and tokenizer.resolve(), tuple(flags or ())
-        data = own_data.of_options(Project.here(), text or (), words, None, extra, strict=strict)
+        tokens, extra = tokenizer and tokenizer.resolve(), tuple(flags or ())
+        data = own_data.of_options(Project.here(), text or (), tokens, None, extra, strict=strict)
         dataset = dataset or (data.text.name if data.text else "wikipedia")
         rest = (base, dataset, training_config, choice, extra, limits().steps, data)
         size = shrink_of(shrink)

@@ -15,7 +15,8 @@ from mqo.project import Project
 from mqo.terminal import emit
 
 RunsOption = Annotated[
-    Path | None, typer.Option("--runs", metavar="DIR", help="The folder of the runs.")
+    Path | None,
+    typer.Option("--runs", metavar="DIR", help="The folder of the runs; by default runs/."),
 ]
 NAME = "A run: its folder, or its name in the list."
 
@@ -29,14 +30,15 @@ def main(context: typer.Context, runs: RunsOption = None, as_json: JsonOption = 
         if runs is not None or as_json:
             raise MqoError(
                 f"--runs and --json before '{context.invoked_subcommand}' would have no effect",
-                expected=f"them after `mqo runs {context.invoked_subcommand}`",
+                expected=f"these options after `mqo runs {context.invoked_subcommand}`",
             )
         return
     from mqo.report.run_list import listed_runs, size
 
     entries = listed_runs(_folder(runs))
     lines = [line for entry in entries for line in entry.lines()]
-    total = f"{len(entries)} runs, {size(sum(entry.size for entry in entries))}"
+    count = f"{len(entries)} run{'s' * (len(entries) > 1)}"
+    total = f"{count}, {size(sum(entry.size for entry in entries))}"
     emit("runs", None, "\n".join([*lines, total]), as_json, runs=[e.as_table() for e in entries])
 
 

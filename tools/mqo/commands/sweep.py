@@ -124,8 +124,8 @@ def sweep(
     if tracker is not None:
         check_tracker(tracker)
     project, extra = Project.here(), tuple(flags or ())
-    words, prefix = tokenizer and tokenizer.resolve(), data_prefix and data_prefix.resolve()
-    data = own_data.of_options(project, text or (), words, prefix, extra, strict=strict)
+    tokens, prefix = tokenizer and tokenizer.resolve(), data_prefix and data_prefix.resolve()
+    data = own_data.of_options(project, text or (), tokens, prefix, extra, strict=strict)
     own = FormatChoice.from_options(formats)  # before names are checked
     planned = configs.jobs(
         joined(models) or tables.ALL,

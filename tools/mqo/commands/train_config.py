@@ -11,7 +11,7 @@ from mqo.launch.coverage import differing_of
 from mqo.launch.finished import finished
 from mqo.launch.preview import print_preview
 from mqo.launch.run import run
-from mqo.launch.start_weights import ready_weights
+from mqo.launch.start_weights import check_data
 from mqo.output import folder_of
 from mqo.project import Project
 from mqo.runs import RunFolder
@@ -39,6 +39,7 @@ def train_with(argv: list[str], front_end: bool = False, program: str | None = N
         return
     if args.tracker is not None:
         check_tracker(args.tracker)
+    check_data(args)
     machine = machine_of(args)
     config = config_from(args, extra, machine)
     for folder in filter(None, (args.checkpoint, args.tensorboard)):
@@ -51,8 +52,6 @@ def train_with(argv: list[str], front_end: bool = False, program: str | None = N
     if (done := finished(config)) is not None:
         say(f"finished : {done.line()}")
         return
-    if args.start is not None:
-        ready_weights(project, args.start, say)
     result = run(
         project,
         config,

@@ -76,7 +76,7 @@ def text_files(
     digests: dict[str, str] = {}
     for file in files:
         _check_file(file)
-        path = str(file.absolute())
+        path = str(file.resolve())
         if path in digests:
             raise DataError(f"The text {file} was given twice", expected="each file once")
         digests[path] = sha256_of(path)

@@ -229,7 +229,7 @@ def config_from(
         mode = tables.UNQUANTIZED  # these types change it
     for option, value in (
         ("--model", args.model),
-        ("--dataset", args.dataset or own_data(data.data_prefix, extra)),
+        ("--dataset or --text", args.dataset or own_data(data.data_prefix, extra)),
         (FA_MODE if args.front_end else f"{MODE} or --recipe", mode),
     ):
         if value is None:
@@ -259,6 +259,7 @@ def config_from(
         plugins=plugins.files,
         plugin_options=plugins.options,
         shrink=shrink_of(args.shrink),
+        start=args.start,
         schedule=tuple(args.schedule),
         extra_flags=(*(NO_FUSIONS if args.no_fusions else ()), *extra),
         **data.fields,

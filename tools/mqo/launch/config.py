@@ -43,7 +43,7 @@ class Experiment(_Section):
     configured by `distillation_config`, a YAML file. `name` is the user's name for the model.
     `text` are the files that the index at `data_prefix` is made of, if the run makes it.
     `model_file` describes the user's own model. `shrink` divides width and depth instead of the
-    training configuration.
+    training configuration. `start` is a Hugging Face folder with the weights to start from.
     """
 
     model: Model
@@ -59,6 +59,7 @@ class Experiment(_Section):
     distillation_config: Path | None = None
     name: str | None = None
     model_file: Path | None = None
+    start: Path | None = None
     shrink: tuple[int, int] | None = None
 
     @property
@@ -395,8 +396,13 @@ def _experiment(
         shrink=None if shrink == usual else shrink,
         **rest | {"extra_flags": flags},
     )
-    if not experiment.model_changes:
+    if not (changes := experiment.model_changes):
         return experiment
+    if experiment.start is not None:
+        raise MqoError(
+            f"--from was given with {', '.join(changes)} after `--`, which changes its model",
+            expected="the model of the weights",
+        )
     # Stored for trackers, which read cell.json.
     return experiment.model_copy(update={"name": experiment.model_name})
 

@@ -108,6 +108,11 @@ def _faults(
             f"{has}",
             "a mode that quantizes linear layers",
         )
+    for site in option_table.emptied_sites(resolved, layers or {}):
+        yield (
+            f"The type of {site} changes nothing: --include and --exclude leave out all its layers",
+            "a layer to quantize, or a mode without this site",
+        )
     for name in unread_options(resolved, _given(config), layers, steps):
         flag, value = OPTIONS[name].flag, getattr(resolved, name)
         shown = flag if value is True else f"{flag} {_words(value)}"
@@ -139,11 +144,6 @@ def _pattern_faults(
             yield f"--{name} {pattern} changes nothing: {reason}", "layers whose type it changes"
     if layers is None:
         return
-    for site in option_table.emptied_sites(resolved, layers):
-        yield (
-            f"The type of {site} changes nothing: --include and --exclude leave out all its layers",
-            "a layer to quantize, or a mode without this site",
-        )
     recipe = config.quantization.recipe
     if recipe is None or not recipe.own:
         return

@@ -28,10 +28,13 @@ from mqo.launch.own_formats import NO_FORMATS, FormatChoice, format_rows
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice, copy_files, toml_rows
 from mqo.launch.published_args import IGNORE_FLAG
 from mqo.matrix import tables
+from mqo.matrix.tables import NONE
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
 from mqo.program import Watch, ask
+from mqo.quant import excludes
+from mqo.quant.formats import SITES
 from mqo.run_records import damaged
 from mqo.runs import RunFolder
 from mqo.untrusted import Limit, check_file, check_tokenizer, reading
@@ -252,6 +255,7 @@ def run(
         # Weights do not change, so quantizing each one once gives the same bits.
         options = _options(model.quant_config) | {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
+        _check_included(quant, options.get("include", ()))
         copy_files(quant.plugins, RunFolder(folder))
         formats, plugins = format_rows(quant.formats), toml_rows(quant.plugins)
         text = quant_toml(quant.types, options, **quant.rows, formats=formats, plugins=plugins)
@@ -260,6 +264,18 @@ def run(
         variables = {ENVIRONMENT_VARIABLE: str(config), THREADS: threads(machine.cores)}
         chosen = {"variables": variables, "error": CheckpointError, **watching}
         return ask(source / program, before, after=after, **chosen)
+
+
+def _check_included(quant: ForwardPass, include: Sequence[str]) -> None:
+    """Raise CheckpointError for a site at which the run's `--include` leaves out all layers."""
+    for site, kind in quant.types.items():
+        named = any(excludes.is_for(pattern, SITES[site]) for pattern in include)
+        if kind != NONE and include and not named:
+            raise CheckpointError(
+                f"{quant.name} quantizes {site}, and the run's --include names no layer there: "
+                f"{', '.join(include)}",
+                expected="a mode for the sites that the run quantized",
+            )
 
 
 def _options(config: Path | None) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from pydantic import BaseModel
 
 from mqo.errors import MqoError, RunError
 from mqo.launch.checkpoints import checkpoint, newest
-from mqo.launch.command import flag_values, read_flags
+from mqo.launch.command import flag_values, flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.flags import length
+from mqo.launch.start_weights import FLAG as START
 from mqo.run_records import parsed
 from mqo.runs import RunFolder, replace_text
 from mqo.untrusted import UntrustedFileError, sha256_of
@@ -126,8 +127,10 @@ def _settings(config: RunConfig) -> dict[str, Any]:
     names = {"dtype", "teacher", "distillation_config"}
     settings = config.experiment.model_dump(mode="json", include=names)
     settings |= {"model": config.experiment.model.name, "dataset": config.experiment.dataset.name}
-    if config.experiment.text is not None:
-        settings["text"] = [*config.experiment.text.files.values()]
+    text, flags = config.experiment.text, flag_words(config.experiment.extra_flags)
+    settings["text"] = text and [*text.files.values(), text.tokenizer]
+    settings["sizes"] = config.experiment.model.model_dump(mode="json")
+    settings["start"] = flags.get(START)
     quant = config.quantization
     settings |= quant.model_dump(mode="json", exclude={"formats"})
     if quant.types is None:  # the tree decides which formats the run uses

@@ -145,9 +145,10 @@ def _forward_pass(
     types = _forward(facts["types"])
     if facts["rows"] and model.quant_config is None:
         raise CheckpointError(
-            f"{model.folder} was trained with a recipe, and there is no quant.toml next to it",
+            f"{model.folder} was trained with a recipe or with patterns of layers, and there is no "
+            "quant.toml next to it",
             expected="a copy of its quant.toml in that folder, or the run itself",
-            help="To run it without the recipe, name a mode",
+            help="To run it without them, name a mode",
         )
     formats = recorded if model.quant_config else {**choice.rows}
     _check_known(model, types, (*formats, *(plugin.name for plugin in plugins)))

@@ -67,6 +67,7 @@ def check_own(kind: str, name: str) -> str:
         raise MqoError(
             f"The {kind} cannot be called {name!r}, since the name is part of a run folder's name",
             expected="at most 64 letters, digits and . _ + -, beginning with a letter or a digit",
+            help="Rename the file or folder, or give another name with --name or --dataset",
         )
     return name
 

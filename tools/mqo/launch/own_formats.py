@@ -58,6 +58,8 @@ class FormatChoice:
                 raise FormatError(f"{file}: {error}", expected="one row, or two names") from None
             chosen |= read
             names[file] = tuple(read)
+        for file, defined in names.items():
+            _check_names(file, defined, chosen)  # a mode of a type in another file, too
         register(chosen.values())
         return cls(names, own_rows())
 
@@ -91,16 +93,21 @@ def _read(file: Path) -> dict[str, OwnFormat]:
         read = own_formats(content, str(path), path)
     except ValueError as error:
         raise FormatError(f"{file}: {error}", help=HELP) from None
-    for name in read:
-        if fault := clash(name, read):
-            raise FormatError(f"{file}: {fault}", help=HELP)
+    _check_names(file, read, read)
     return read
+
+
+def _check_names(file: Path, names: Iterable[str], types: Collection[str]) -> None:
+    """Raise FormatError if a format of a file would share a name with a mode."""
+    for name in names:
+        if fault := clash(name, types):
+            raise FormatError(f"{file}: {fault}", help=HELP)
 
 
 def clash(name: str, names: Collection[str]) -> str:
     """Return the fault of a format that would share a name with a mode, or ''.
 
-    `names` are those of all formats of its file.
+    `names` are those of the formats that become types with it.
     """
     mode = tables.clash(name, {*tables.quant_types(), *names})
     return f"formats.{name}: '{mode}' is the name of a mode; valid: another name" if mode else ""
@@ -127,5 +134,7 @@ def declare_formats(rows: Any) -> dict[str, FormatRow]:
     """Make the formats of a run's record types, and return them; ValueError if it is damaged."""
     read = TypeAdapter(dict[str, FormatRow]).validate_python(rows)
     for name, row in read.items():
+        if fault := clash(name, read):  # a foreign run could redefine a mode
+            raise ValueError(fault)
         row.declare(name)
     return read

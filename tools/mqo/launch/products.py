@@ -7,7 +7,7 @@ tree's source once on meta tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from string import ascii_lowercase
 from typing import Any
@@ -17,9 +17,10 @@ from pydantic.dataclasses import dataclass
 from mqo.errors import RunError
 from mqo.launch.libraries import LibraryQuantization
 from mqo.matrix.tables import LINEAR_SITES, NONE, SITES
+from mqo.recipes.layers import compact
 
 BACKWARD = " backward"
-AT_NONE = "its site's type is 'none'"
+AT_NONE = "its type is 'none': by the mode or recipe, --include or --exclude"
 AUTOGRAD = "autograd computes it: this backward pass has no site"
 NO_SITE = "no site wraps it"
 EXPERT = ".local_experts."
@@ -161,7 +162,16 @@ def groups(products: Iterable[Product]) -> list[Group]:
         # The backward passes of two layers may run in different orders.
         kind = frozenset(tuple(asdict(row).values())[1:] for row in rows)
         equal.setdefault((pattern, kind), []).append(tuple(rows))
-    return [Group(key[0], len(rows), rows[0]) for key, rows in equal.items()]  # type: ignore[index]
+    patterns = [key[0] for key in equal]  # type: ignore[index]
+    return [
+        Group(_heading(pattern, rows, patterns.count(pattern)), len(rows), rows[0])
+        for pattern, rows in zip(patterns, equal.values(), strict=True)
+    ]
+
+
+def _heading(pattern: str, layers: Sequence[Sequence[Product]], groups: int) -> str:
+    """Return the pattern of a group, or the numbers of its layers if others have the pattern."""
+    return pattern if groups == 1 else ", ".join(compact([rows[0].layer for rows in layers]))
 
 
 def coverage_lines(coverage: Coverage) -> list[str]:

@@ -41,6 +41,7 @@ from mqo.launch.plugins import copy_files
 from mqo.launch.prepare import check_config, has_sample, note_checkpoint, ready_data, ready_tree
 from mqo.launch.progress import Progress, loss_name
 from mqo.launch.source import program_of, ready_checkout, take_source, types_of
+from mqo.launch.start_weights import ready_weights
 from mqo.matrix.tables import NONE, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -151,6 +152,8 @@ def run(
         for note in check_run(project, tree, series, config, machine, types):
             report(f"note     : {note}")
     data = ready_data(project, config.experiment, report)
+    if (start := config.experiment.start) is not None:
+        ready_weights(project, tree.root, start, config.experiment.checkpoint, report)
     note_checkpoint(config.experiment, report)
     run_folder = folder or create(project.runs, config.title)
     saves, where = save_folder(config, run_folder), config.placement.cluster

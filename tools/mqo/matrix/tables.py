@@ -150,6 +150,23 @@ class Shape(FrozenModel):
         return self.num_attention_heads * size
 
     @model_validator(mode="after")
+    def _plausible(self) -> Self:
+        if not 0 < self.norm_epsilon < 1:
+            raise ValueError(f"norm_epsilon = {self.norm_epsilon}; valid: between 0 and 1")
+        if self.head_dim is not None and self.head_dim % 2:
+            raise ValueError(f"head_dim = {self.head_dim}; valid: an even number, for rotary pairs")
+        if self.moe and not 0 < self.moe.topk <= self.moe.num_experts:
+            raise ValueError(
+                f"topk = {self.moe.topk}; valid: 1 to num_experts, {self.moe.num_experts}"
+            )
+        if self.moe and not 0 <= self.moe.dense_layers < self.num_layers:
+            raise ValueError(
+                f"dense_layers = {self.moe.dense_layers}; valid: fewer than num_layers, "
+                f"{self.num_layers}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _one_attention(self) -> Self:
         if (self.num_query_groups is None) == (self.mla is None):
             raise ValueError("either num_query_groups or mla must be given")

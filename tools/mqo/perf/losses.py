@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from mqo.perf.verdicts import Quartiles
 from mqo.report.collect import Run, collect
 from mqo.report.compare import cautions
 from mqo.report.evidence import Evidence, evidence
-from mqo.report.lines import MOST_OF_LABEL, wrapped
+from mqo.report.lines import MOST_OF_LABEL, gap_row, wrapped
 from mqo.report.rows import BASELINE, TAIL, Spread, final_loss
 from mqo.runs import Value, flat
 
@@ -121,12 +122,24 @@ def _first(sides: Sequence[Sequence[Run]], path: Path) -> int:
 
 
 def _named(sides: Sequence[Sequence[Run]], labels: Sequence[str], name: str) -> int:
+    """Return the index of the side with that label, run or folder, or the only one of that mode."""
+    path = str(Path(name).resolve())
     for i, side in enumerate(sides):
         folders = {str(run.folder.root) for run in side}
-        names = {labels[i], side[0].variant} | {run.name for run in side} | folders
-        if name in names or str(Path(name).resolve()) in folders:
+        if name in {labels[i], *(run.name for run in side)} | folders or path in folders:
             return i
-    raise UnknownNameError("side of the comparison", name, labels)
+    variants = [side[0].variant for side in sides]
+    exact = [i for i, variant in enumerate(variants) if variant == name]
+    # Its version or its GEMMs may follow a mode.
+    matches = exact or [i for i, text in enumerate(variants) if re.split(r"[ ,]", text)[0] == name]
+    if len(matches) > 1:
+        raise MqoError(
+            f"{len(matches)} sides of the comparison are of {name}",
+            expected=f"one of {', '.join(repr(labels[i]) for i in matches)}",
+        )
+    if matches:
+        return matches[0]
+    raise UnknownNameError("side of the comparison", name, [repr(label) for label in labels])
 
 
 def _sides(
@@ -227,12 +240,8 @@ def comparison_lines(result: Comparison) -> Iterator[str]:
 def _side_lines(side: Side, width: int) -> Iterator[str]:
     from mqo.report.page import shown
 
-    short = side.label
-    if len(side.label) > width:
-        yield from wrapped(side.label)
-        short = ""
     gap = shown(side.gap) if side.differs is not None else ""
-    yield f"  {short:{width}}  {len(side.runs):5}  {side.loss.mean:.4f}  {gap}".rstrip()
+    yield from gap_row(side.label, width, len(side.runs), side.loss.mean, gap)
     if side.differs is None:
         return
     indent = " " * 6
@@ -241,8 +250,10 @@ def _side_lines(side: Side, width: int) -> Iterator[str]:
         count = len(side.gap.values)
         words = f"{seen}; {count} seeds would detect a gap of {side.gap.smallest:.2%}"
         yield from wrapped(words, indent)
-    elif side.gap:
+    elif side.gap and len(side.gap.values) == 1:
         yield from wrapped("one seed gives no interval: train at least three seeds", indent)
+    elif side.gap:
+        yield from wrapped("there is no interval, because a loss is not finite", indent)
     if side.steps:
         yield from wrapped(_steps_text(side.steps, side.pairs), indent)
     if side.cautions:
@@ -252,7 +263,8 @@ def _side_lines(side: Side, width: int) -> Iterator[str]:
 def _steps_text(steps: Quartiles, pairs: int) -> str:
     from mqo.report.page import MINUS
 
-    text = f"training loss at {pairs} pairs of last steps: median {steps.median:+.2%}"
+    count = f"{pairs} pair{'s' * (pairs > 1)}"
+    text = f"training loss at {count} of last steps: median {steps.median:+.2%}"
     if steps.low is not None and steps.high is not None:
         text += f", quartiles {steps.low:+.2%} to {steps.high:+.2%}"
     return text.replace("-", MINUS)

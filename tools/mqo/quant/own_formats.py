@@ -58,7 +58,9 @@ class FormatRow:
                 f"formats.{name} has the digest {own.row.version}, and the record says "
                 f"{str(self.digest)[:VERSION]}; valid: the row as the run recorded it"
             )
-        register([own])
+        known = OWN.get(name)
+        if known is None or known.row.digest != self.digest:
+            register([own])
 
     def as_table(self) -> dict[str, Any]:
         """Return the row for quant.toml."""

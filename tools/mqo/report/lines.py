@@ -26,15 +26,8 @@ def summary(group: Group) -> Iterator[str]:
         yield from wrapped(f"only here: {group.subtitle}")
     yield f"  {'':{width}}  seeds    loss  gap to unquantized [95 % interval]"
     for row in group.rows:
-        gap, short = row.evidence.get("gap"), row.label
-        if len(row.label) > width:
-            yield from wrapped(row.label)
-            short = ""
-        line = f"  {short:{width}}  {len(row.runs):5}  {row.loss.mean:.4f}"
-        if len(line) + len(shown(gap)) + 2 > WIDTH:  # a run that diverged
-            yield line
-            line = " " * (width + 2)
-        yield f"{line}  {shown(gap)}"
+        gap = row.evidence.get("gap")
+        yield from gap_row(row.label, width, len(row.runs), row.loss.mean, shown(gap))
         if words := unseen(gap):
             yield from wrapped(words, " " * (width + 4))
     verdict = group.verdict
@@ -44,6 +37,18 @@ def summary(group: Group) -> Iterator[str]:
         yield from wrapped(f"{rule}, take {group.choice}{firm}")
     for text in verdict.doubts:
         yield from wrapped(text)
+
+
+def gap_row(label: str, width: int, seeds: int, loss: float, gap: str) -> Iterator[str]:
+    """Yield a row of a table of gaps: a label, the number of seeds, the loss and the gap."""
+    if len(label) > width:
+        yield from wrapped(label)
+        label = ""
+    line = f"  {label:{width}}  {seeds:5}  {loss:.4f}"
+    if len(line) + len(gap) + 2 > WIDTH:  # a run that diverged
+        yield line
+        line = " " * (width + 2)
+    yield f"{line}  {gap}".rstrip()
 
 
 def wrapped(text: str, indent: str = "  ") -> list[str]:

@@ -77,7 +77,8 @@ def shaded(color: str, page: str) -> list[str]:
     own, ground = luminance(color), luminance(page)
     contrast = (max(own, ground) + 0.05) / (min(own, ground) + 0.05)
     ratios = [contrast * APART**n for n in (1, -1, 2, -2, 3)]
-    fitting = [ratio for ratio in ratios if LEAST <= ratio <= MOST][: _SHADES - 1]
+    fitting = [ratio for ratio in ratios if LEAST <= ratio <= MOST]
+    fitting = (fitting + ratios)[: _SHADES - 1]  # a user's color may be close to its page's
     to_luminance = (
         (lambda r: r * (ground + 0.05)) if own > ground else lambda r: (ground + 0.05) / r
     )

@@ -53,7 +53,10 @@ class Listed:
         if self.state == "unreadable":
             return shown(self.name), f"  {begun}  unreadable: {self.fault}"[:WIDTH]
         kind = "validation" if self.validated else "training"
-        loss = "" if self.loss is None else f"{kind} loss {self.loss:.4f}"
+        digits = "" if self.loss is None else f"{self.loss:.4f}"
+        if self.loss is not None and len(digits) > 7:  # of a run that diverged
+            digits = f"{self.loss:.4g}"
+        loss = f"{kind} loss {digits}" if digits else ""
         steps, disk = f"{self.step}/{self.steps}", size(self.size)
         return shown(self.name), f"  {begun}  {self.state:8}  {steps:>13}  {loss:24}  {disk:>9}"
 

@@ -142,7 +142,12 @@ def _patterns_read(
         types = tables.modes()[way.mode].types(way.rest.get("gemms", gemms))
         types |= recipe.types.model_dump() if recipe else {}
         unread = unread_patterns(quant_config(types, {option: list(patterns)}), option)
-        patterns_read[way.name] = tuple(text for text in patterns if text not in unread)
+        kept = tuple(text for text in patterns if text not in unread)
+        if option == "include" and not kept and {*types.values()} != {tables.NONE}:
+            kept = tuple(
+                patterns
+            )  # without them it would quantize all layers; its check refuses it
+        patterns_read[way.name] = kept
     for pattern in patterns:
         if not any(pattern in read for read in patterns_read.values()):
             raise MqoError(

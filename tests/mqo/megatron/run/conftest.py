@@ -15,9 +15,10 @@ from mqo.quant.spec import QuantSpec
 def run(tmp_path, monkeypatch):
     """A function that starts a run that asks for the given types; its folder."""
 
-    def start(exclude=(), record="every = 1", schedule="", rest="", **asked):
+    def start(exclude=(), include=(), record="every = 1", schedule="", rest="", **asked):
         rows = "".join(f'{site} = "{name}"\n' for site, name in asked.items())
         text = f"[asked]\n{rows}[layers]\nexclude = {list(exclude)}\n"
+        text += f"include = {list(include)}\n"
         text += f"[schedule]\n{schedule}\n[record]\n{record}\n{rest}"
         (tmp_path / "quant.toml").write_text(text)
         monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))

@@ -346,6 +346,18 @@ def test_a_resumed_run_says_that_its_rules_are_in_another_order(run, capsys):
     assert any(text.startswith("rules ") for text in written[1][0])
 
 
+@pytest.mark.parametrize("name", ["exclude", "include"])
+def test_a_resumed_run_says_that_its_patterns_changed(run, name):
+    texts = []
+    for patterns in ({}, {name: ["a"]}, {name: ["a"]}):
+        run(fprop="mxfp8", **patterns)
+        args = Namespace(train_iters=4)
+        texts.append(resumed_types.keep_types(args, config.current()))
+        note_checkpoint(args)
+    changed = f"{name} was none in the run that wrote the checkpoint, and is a"
+    assert texts == [[], [changed], []]
+
+
 def plugin_rows(digest="abcdef0123", options=""):
     """A custom quantizer, whose file no guard runs."""
     declared = "declared = { options = { gain = 2.0, kind = 'a' } }"

@@ -19,6 +19,7 @@ PLUGINS = "mqo_plugins"
 FORMATS = "mqo_formats"
 
 _PLAIN = "the type of its site"
+_PATTERNS = ("exclude", "include")
 _of_checkpoint: dict[str, str] = {}
 _rows_of_checkpoint: dict[str, str] | None = None
 _versions_of_checkpoint: dict[str, str] = {}
@@ -68,7 +69,7 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
     ]
     if _rows_of_checkpoint is not None:
         changed += [
-            (name, _rows_of_checkpoint.get(name, _PLAIN), rows.get(name, _PLAIN))
+            (name, _rows_of_checkpoint.get(name, _absent(name)), rows.get(name, _absent(name)))
             for name in sorted(_rows_of_checkpoint.keys() | rows.keys())
             if _rows_of_checkpoint.get(name) != rows.get(name)
         ]
@@ -99,14 +100,21 @@ def _check_formats(args: Namespace, options: QuantConfig) -> None:
 
 
 def _rows(options: QuantConfig) -> dict[str, str]:
-    """Return the options of operands, the rules of layers and their recipes, as text."""
+    """Return the options of operands, the rules and patterns of layers and recipes, as text."""
     rows = {name: _row_text(row) for name, row in options.operands.items()}
     for name, recipe in options.recipes.items():
         types = [f"{site} {kind}" for site, kind in recipe.types.items()]
         operands = [f"{operand} ({_row_text(row)})" for operand, row in recipe.operands.items()]
         rows[f"recipe {name}"] = ", ".join([*types, *operands])
+    patterns = {name: ", ".join(getattr(options, name)) for name in _PATTERNS}
+    rows |= {name: text for name, text in patterns.items() if text}
     rules = [rule.text for rule in options.rules]
     return rows | ({"rules": "; ".join(rules)} if rules else {})
+
+
+def _absent(name: str) -> str:
+    """Return the text of a row that is not there."""
+    return _PLAIN if "." in name else "none"
 
 
 def _row_text(row: OperandRow) -> str:
