@@ -137,7 +137,7 @@ def test_the_version_is_the_one_of_mqo(monkeypatch, capsys):
 def test_the_listing_names_everything():
     text, _, rest = arguments.listing().partition("recipes:\n")
     documented = [f"{name}_{kind}" for name in ("FA", "linear", "FA_linear") for kind in DOCUMENTED]
-    assert "quantizations:\n" + "".join(f"  {n}\n" for n in ("bf16", *documented)) + "\n" in text
+    assert "all three):\n" + "".join(f"  {n}\n" for n in ("bf16", *documented)) + "\n" in text
     assert "  mxfp4-backward\n" in rest
     text += rest.partition("training configs:\n")[2]
     names = ("llama32-1b", "llama31-8b", "wikipedia", "dolma", "bf16", "FA_linear_T", "T", "smoke")

@@ -258,7 +258,8 @@ def _check_documents(text: TextFiles, count: int, bad: Sequence[BadRecords]) -> 
     if count < 2:
         left_out = f"; {bad_line(bad)}" if bad else ""
         raise DataError(
-            f"{' and '.join(text.files)} give {count} documents{left_out}",
+            f"There {'is 1 document' if count == 1 else 'are no documents'} in "
+            f"{' and '.join(text.files)}{left_out}",
             expected="two documents or more, one of them for validation: JSON lines with a key "
             f"'text', or plain text of more than {_PART:,} bytes, in lines",
         )

@@ -34,6 +34,8 @@ from mqo.scale.devices import DEVICES
 GPUS_PER_NODE = 8  # of a machine to plan for
 MODE, FA_MODE = "--quantization", "--fa-quantization"
 _DEFAULT = "(default: %(default)s)"
+# A third of a linear layer's FLOPs, which the names of modes do not say.
+_LISTED_MODES = "quantizations (of linear layers the forward GEMM; --gemms all: all three)"
 _POSITIONAL = {
     "checkpoint": "folder to save in, and to resume from if it holds a checkpoint; default: the "
     "run's folder (tiny, study: none)",
@@ -301,7 +303,7 @@ def listing(front_end: bool = False) -> str:
         **(
             {"fa-quantizations": modes}
             if front_end
-            else {"quantizations": scripts, "more quantizations, for each type T": others}
+            else {_LISTED_MODES: scripts, "more quantizations, for each type T": others}
         ),
         "types T": tables.quant_types(),
         **({} if front_end else {"recipes": names()}),
