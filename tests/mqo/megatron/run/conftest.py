@@ -26,9 +26,7 @@ def run(tmp_path, monkeypatch):
         return tmp_path
 
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(resumed_types, "_of_checkpoint", {})
-    monkeypatch.setattr(resumed_types, "_rows_of_checkpoint", None)
-    monkeypatch.setattr(resumed_types, "_versions_of_checkpoint", {})
+    monkeypatch.setattr(resumed_types, "_loaded", resumed_types.Loaded())
     names = ("_checked", "_labeled", "_usage", "_args")
     begin = {**dict.fromkeys(names), "_calls": {}, "_began": False, "_steps": 0}
     for name, value in begin.items():

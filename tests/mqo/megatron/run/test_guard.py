@@ -358,6 +358,17 @@ def test_a_resumed_run_says_that_its_patterns_changed(run, name):
     assert texts == [[], [changed], []]
 
 
+def test_a_resumed_run_says_that_its_tokenizer_is_another_one(run):
+    texts = []
+    for path in ("a/tokenizer", "a/tokenizer", "b/tokenizer"):
+        run(fprop="mxfp8")
+        args = Namespace(train_iters=4, tokenizer_model=path)
+        texts.append(resumed_types.keep_types(args, config.current()))
+        note_checkpoint(args)
+    assert texts[:2] == [[], []]
+    assert [text.startswith("the tokenizer was a/tokenizer ") for text in texts[2]] == [True]
+
+
 def plugin_rows(digest="abcdef0123", options=""):
     """A custom quantizer, whose file no guard runs."""
     declared = "declared = { options = { gain = 2.0, kind = 'a' } }"

@@ -1,6 +1,8 @@
 """Report where a resumed run quantizes differently from the run that wrote its checkpoint."""
 
 from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from mqo.megatron.run.plugin_states import load_states
 from mqo.megatron.run.saved_args import checked_arguments
@@ -20,10 +22,20 @@ FORMATS = "mqo_formats"
 
 _PLAIN = "the type of its site"
 _PATTERNS = ("exclude", "include")
-_of_checkpoint: dict[str, str] = {}
-_rows_of_checkpoint: dict[str, str] | None = None
-_versions_of_checkpoint: dict[str, str] = {}
-_formats_of_checkpoint: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What the arguments of the loaded checkpoint say; `rows` is None if they have none."""
+
+    types: Mapping[str, str] = field(default_factory=dict)
+    rows: Mapping[str, str] | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    formats: Mapping[str, str] = field(default_factory=dict)
+    tokenizer: str | None = None
+
+
+_loaded = Loaded()
 
 
 def note_checkpoint(checkpoint_args: Namespace) -> None:
@@ -34,12 +46,16 @@ def note_checkpoint(checkpoint_args: Namespace) -> None:
     Raises:
         CheckpointError: an argument of the checkpoint has a wrong type, or is out of range.
     """
-    global _of_checkpoint, _rows_of_checkpoint, _versions_of_checkpoint, _formats_of_checkpoint
+    global _loaded
     checked_arguments(checkpoint_args)
-    _of_checkpoint = dict(getattr(checkpoint_args, TYPES, {}))
-    _rows_of_checkpoint = getattr(checkpoint_args, ROWS, {} if _of_checkpoint else None)
-    _versions_of_checkpoint = dict(getattr(checkpoint_args, PLUGINS, {}))
-    _formats_of_checkpoint = dict(getattr(checkpoint_args, FORMATS, {}))
+    types = dict(getattr(checkpoint_args, TYPES, {}))
+    _loaded = Loaded(
+        types,
+        getattr(checkpoint_args, ROWS, {} if types else None),
+        dict(getattr(checkpoint_args, PLUGINS, {})),
+        dict(getattr(checkpoint_args, FORMATS, {})),
+        getattr(checkpoint_args, "tokenizer_model", None),
+    )
     load_states(checkpoint_args)
 
 
@@ -64,20 +80,24 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
         setattr(args, FORMATS, {name: row.digest for name, row in options.formats.items()})
     changed = [
         (site, was, types.get(site, "none"))
-        for site, was in _of_checkpoint.items()
+        for site, was in _loaded.types.items()
         if was != types.get(site, "none")
     ]
-    if _rows_of_checkpoint is not None:
+    if _loaded.rows is not None:
         changed += [
-            (name, _rows_of_checkpoint.get(name, _absent(name)), rows.get(name, _absent(name)))
-            for name in sorted(_rows_of_checkpoint.keys() | rows.keys())
-            if _rows_of_checkpoint.get(name) != rows.get(name)
+            (name, _loaded.rows.get(name, _absent(name)), rows.get(name, _absent(name)))
+            for name in sorted(_loaded.rows.keys() | rows.keys())
+            if _loaded.rows.get(name) != rows.get(name)
         ]
     changed += [
         (name, was, versions[name])
-        for name, was in _versions_of_checkpoint.items()
+        for name, was in _loaded.versions.items()
         if was != versions.get(name, was)
     ]
+    # A tokenizer that is trained on a text changes with the text.
+    was, now = _loaded.tokenizer, getattr(args, "tokenizer_model", None)
+    if was and now and was != now:
+        changed.append(("the tokenizer", was, now))
     return [
         f"{name} was {was} in the run that wrote the checkpoint, and is {now}"
         for name, was, now in changed
@@ -90,7 +110,7 @@ def _check_formats(args: Namespace, options: QuantConfig) -> None:
     Finetuning starts a new training.
     """
     for name, row in options.formats.items():
-        was = _formats_of_checkpoint.get(name, row.digest)
+        was = _loaded.formats.get(name, row.digest)
         if was != row.digest and not getattr(args, "finetune", False):
             raise CheckpointError(
                 f"{name} was {was[: len(row.version)]} in the run that wrote the checkpoint, and "
