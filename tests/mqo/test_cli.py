@@ -138,6 +138,13 @@ def test_a_coverage_of_names_that_there_are_not(mqo, words, parts):
     refused(mqo("coverage", "--model", model, "--mode", mode, *rest), *parts)
 
 
+@pytest.mark.parametrize(
+    "words", [("compare", "", "x"), ("report", ""), ("runs", "--runs", ""), ("",), ("perf", "")]
+)
+def test_an_empty_argument_is_refused(mqo, words):
+    refused(mqo(*words), "is empty")
+
+
 def test_an_unpatched_tree_has_no_coverage(mqo):
     refused(mqo("coverage", "--model", "llama32-1b", "--mode", "bf16"), "Run `mqo apply`.")
 

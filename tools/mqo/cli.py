@@ -7,6 +7,7 @@ Exit codes: 0 fine, 1 something differs or needs action, 2 an error, after which
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -48,6 +49,7 @@ from mqo.commands.track import track
 from mqo.commands.train import TrainingCommand, train
 from mqo.commands.vendor import vendor
 from mqo.commands.verify import verify
+from mqo.errors import MqoError
 from mqo.project import Project
 from mqo.terminal import guarded
 
@@ -119,4 +121,16 @@ def options(
 def main() -> None:
     """Run the `mqo` program."""
     logging.basicConfig(format="mqo: %(message)s", stream=sys.stderr)
-    guarded(lambda: app(prog_name="mqo"))
+    guarded(_run)
+
+
+def _run() -> None:
+    words = sys.argv[1:]
+    own = words[: words.index("--")] if "--" in words else words
+    if "" in own and own[0] != "generate":  # whose prompt may be empty
+        raise MqoError(
+            f"An argument is empty, after {shlex.join(['mqo', *own[: own.index('')]])}",
+            expected="a value; an empty path would be the current folder",
+            help="Maybe a variable of your shell is not set",
+        )
+    app(prog_name="mqo")
