@@ -35,9 +35,8 @@ def compare(
     Runs that differ only in the seed count as one; gaps are paired by seed.
     """
     from mqo.perf.losses import compare_losses, comparison_lines, comparison_table
+    from mqo.report.collect import named_paths
 
-    root = Project.here().runs
-    paths = [path if path.exists() or not (root / path).exists() else root / path for path in runs]
-    result = compare_losses(paths, baseline)
+    result = compare_losses(named_paths(runs, Project.here().runs), baseline)
     lines = [] if as_json else comparison_lines(result)
     emit("compare", None, "\n".join(lines), as_json, **comparison_table(result))

@@ -13,7 +13,8 @@ from mqo.project import Project
 
 def plot(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run folders; default: the newest.")
+        list[Path] | None,
+        typer.Argument(help="Runs, or folders of runs: paths, or names; default: the newest."),
     ] = None,
     out: Annotated[
         Path | None,
@@ -28,11 +29,14 @@ def plot(
 ) -> None:
     """Draw the loss curves of runs, or the operand statistics of one mode."""
     from mqo.report import pictures
-    from mqo.runs import RunFolder, latest
+    from mqo.report.collect import find, named_paths
+    from mqo.runs import latest
 
     target = out or Path("operands.png" if operands else "loss.png")
     target_of(target)  # before the runs are read
-    chosen = [RunFolder(path) for path in runs or []] or [latest(Project.here().runs)]
+    folder = Project.here().runs
+    paths = named_paths(runs, folder) if runs else [latest(folder).root]
+    chosen = [run for _, run in find(paths)]
     draw = pictures.plot_operands if operands else pictures.plot
     draw(chosen, target)
     print(target)

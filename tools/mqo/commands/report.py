@@ -27,13 +27,14 @@ def report(
     ] = False,
 ) -> None:
     """Compare runs on one page that works offline, with its pictures and tables in one folder."""
-    from mqo.report.collect import collect
+    from mqo.report.collect import collect, named_paths
     from mqo.report.compare import compare
     from mqo.report.folder import PAGE, write
     from mqo.report.lines import summary
 
     target_of(out)  # before the runs are read
-    records, left_out = collect(runs or [Project.here().runs])
+    folder = Project.here().runs
+    records, left_out = collect(named_paths(runs, folder) if runs else [folder])
     groups, repeated = compare(records, tolerance / 100)
     left_out += repeated
     write(groups, left_out, out, latex=latex)

@@ -176,6 +176,11 @@ class LeftOut:
     reason: str
 
 
+def named_paths(names: Iterable[Path], runs: Path) -> list[Path]:
+    """Return paths of runs or of folders of runs; each may be a name in the folder `runs`."""
+    return [path if path.exists() or not (runs / path).exists() else runs / path for path in names]
+
+
 def find(
     paths: Iterable[Path], skip: Callable[[UntrustedFileError], None] = lambda error: None
 ) -> list[tuple[str, RunFolder]]:
