@@ -1,6 +1,7 @@
 """Which runs are one comparison."""
 
 import pytest
+from mqo.errors import UnknownNameError
 from mqo.launch.libraries import LibraryQuantization
 from mqo.report.collect import collect
 from mqo.report.compare import compare
@@ -9,7 +10,7 @@ from mqo.report.lines import summary
 from mqo.report.rows import quantized
 from mqo.runs import QUANTIZERS
 
-from .conftest import only
+from .conftest import only, trio
 
 
 def groups(runs):
@@ -78,6 +79,30 @@ def test_a_subtitle_names_a_few_differences_and_counts_the_rest(runs):
 
 
 LIBRARY = LibraryQuantization(library="ModelOpt", format="int8")
+
+
+def test_gaps_are_to_the_baseline_that_was_named(runs):
+    for seed in (1, 2, 3):
+        trio(runs, seed, 6.0 + seed / 10, mxfp4=0.02 + 0.001 * seed, FA_mxfp8=-0.01)
+    records = collect([runs.root])[0]
+    (usual,), (group,) = compare(records)[0], compare(records, baseline="mxfp4")[0]
+    assert (usual.reference, group.reference) == ("unquantized", "mxfp4")
+    assert [row.variant for row in group.rows][0] == "mxfp4"
+    gaps = {row.variant: row.gap and round(row.gap.mean, 4) for row in group.rows}
+    assert gaps["mxfp4"] is None
+    assert gaps["bf16"] == round(sum(1 / (1.02 + 0.001 * seed) - 1 for seed in (1, 2, 3)) / 3, 4)
+    assert group.verdict.choice is None and usual.verdict.choice is not None
+    assert "unquantized [" not in "".join(summary(group))
+
+
+def test_a_baseline_that_no_run_has_or_several_are_is_refused(runs):
+    runs("one", "linear_mxfp4")
+    runs("all", "linear_mxfp4", gemms="all")
+    records = collect([runs.root])[0]
+    with pytest.raises(UnknownNameError, match="mxfp8"):
+        compare(records, baseline="mxfp8")
+    (group,), _ = compare(records, baseline="linear_mxfp4")
+    assert group.baseline_variant == "linear_mxfp4"
 
 
 def test_what_a_library_quantizes_is_no_baseline(runs):

@@ -22,6 +22,9 @@ def report(
         float,
         typer.Option(min=0, metavar="PERCENT", help="The gap that the verdict tolerates."),
     ] = 0.5,
+    baseline: Annotated[
+        str, typer.Option(metavar="NAME", help="The mode or recipe to compare with.")
+    ] = "bf16",
     latex: Annotated[
         bool, typer.Option("--latex", help="Also write each comparison as a LaTeX table.")
     ] = False,
@@ -35,7 +38,7 @@ def report(
     target_of(out)  # before the runs are read
     folder = Project.here().runs
     records, left_out = collect(named_paths(runs, folder) if runs else [folder])
-    groups, repeated = compare(records, tolerance / 100)
+    groups, repeated = compare(records, tolerance / 100, baseline)
     left_out += repeated
     write(groups, left_out, out, latex=latex)
     for line in (line for group in groups for line in summary(group)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from mqo.report.collect import Run, collect
 from mqo.report.compare import cautions
 from mqo.report.evidence import Evidence, evidence
 from mqo.report.lines import MOST_OF_LABEL, gap_row, wrapped
-from mqo.report.rows import BASELINE, TAIL, Spread, final_loss
+from mqo.report.rows import BASELINE, TAIL, Spread, final_loss, named_variant
 from mqo.runs import Value, flat
 
 # Runs whose texts differ in these have losses that are not comparable.
@@ -128,10 +127,8 @@ def _named(sides: Sequence[Sequence[Run]], labels: Sequence[str], name: str) -> 
         folders = {str(run.folder.root) for run in side}
         if name in {labels[i], *(run.name for run in side)} | folders or path in folders:
             return i
-    variants = [side[0].variant for side in sides]
-    exact = [i for i, variant in enumerate(variants) if variant == name]
-    # Its version or its GEMMs may follow a mode.
-    matches = exact or [i for i, text in enumerate(variants) if re.split(r"[ ,]", text)[0] == name]
+    variants = named_variant(name, (side[0].variant for side in sides))
+    matches = [i for i, side in enumerate(sides) if side[0].variant in variants]
     if len(matches) > 1:
         raise MqoError(
             f"{len(matches)} sides of the comparison are of {name}",

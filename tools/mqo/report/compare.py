@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
+from mqo.errors import MqoError, UnknownNameError
 from mqo.matrix.tables import NONE
 from mqo.report.collect import LeftOut, Run
-from mqo.report.rows import Row, baselines, gap_of, rows_of
+from mqo.report.rows import BASELINE, Row, baselines, gap_of, named_variant, rows_of
 from mqo.report.verdict import DEFAULT_TOLERANCE, Verdict, verdict
 
 MOST_SHOWN = 3  # differences in a subtitle
@@ -31,6 +32,21 @@ class Group:
     verdict: Verdict
     differs: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
+    baseline_variant: str = BASELINE
+
+    @property
+    def reference(self) -> str:
+        """Return the name of the baseline for texts: 'unquantized', or its label."""
+        rows = (row for row in self.rows if row.variant == self.baseline_variant)
+        label = next((row.label for row in rows), self.baseline_variant)
+        return "unquantized" if self.baseline_variant == BASELINE else label
+
+    @property
+    def reference_run(self) -> str:
+        """Return the run of the same seed that a run is compared with, in words."""
+        is_usual = self.baseline_variant == BASELINE
+        which = "unquantized run" if is_usual else f"run of {self.reference}"
+        return f"the {which} of the same seed"
 
     @property
     def title(self) -> str:
@@ -70,17 +86,25 @@ class Group:
         return sorted(known, key=lambda row: (sorted({*row.types.values()} - {NONE}), gap_of(row)))
 
     def baseline(self, run: Run) -> Run | None:
-        """Return the unquantized run with the same seed."""
-        return baselines(self.runs).get(run.seed)
+        """Return the baseline's run with the same seed."""
+        return baselines(self.runs, self.baseline_variant).get(run.seed)
 
 
 def compare(
-    runs: Sequence[Run], tolerance: float = DEFAULT_TOLERANCE
+    runs: Sequence[Run], tolerance: float = DEFAULT_TOLERANCE, baseline: str = BASELINE
 ) -> tuple[list[Group], list[LeftOut]]:
     """Return the groups of comparable runs, and the runs that a later one replaces.
 
-    `tolerance` is T in the rule of the verdict, relative: 0.01 is one percent more loss.
+    `tolerance` is T in the rule of the verdict, relative: 0.01 is one percent more loss. `baseline`
+    is a variant, or the mode of one.
+
+    Raises:
+        UnknownNameError: no run is of the baseline, unless that is the default.
+        MqoError: several variants of a group are of that mode.
     """
+    if baseline != BASELINE and not named_variant(baseline, (run.variant for run in runs)):
+        known = sorted({run.variant for run in runs})
+        raise UnknownNameError("baseline", baseline, [repr(name) for name in known])
     kinds: dict[tuple, list[Run]] = {}
     for run in runs:
         key = (run.model, run.dataset, run.config, frozenset(run.setting.items()), run.steps)
@@ -91,7 +115,7 @@ def compare(
         replaced += _replaced(kinds[key], newest)
         namesakes = [other for other in kinds if other[:3] == key[:3] and other != key]
         others = [kinds[other][0] for other in namesakes]
-        groups.append(_group(tuple(newest.values()), others, tolerance))
+        groups.append(_group(tuple(newest.values()), others, tolerance, baseline))
     return groups, replaced
 
 
@@ -107,9 +131,16 @@ def _replaced(runs: Iterable[Run], newest: Mapping[tuple, Run]) -> list[LeftOut]
     return repeated
 
 
-def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Group:
+def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float, baseline: str) -> Group:
     validated = all(run.valid for run in runs)
-    rows = tuple(rows_of(runs, validated))
+    named = named_variant(baseline, (run.variant for run in runs))
+    if len(named) > 1:
+        raise MqoError(
+            f"{len(named)} variants are of {baseline}",
+            expected=f"one of {', '.join(map(repr, named))}",
+        )
+    variant = named[0] if named else baseline
+    rows = tuple(rows_of(runs, validated, variant))
     first = runs[0]
     return Group(
         model=first.model,
@@ -118,9 +149,10 @@ def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float) -> Gr
         runs=runs,
         rows=rows,
         validated=validated,
-        verdict=verdict(rows, tolerance, continued=first.continued),
+        verdict=verdict(rows, tolerance, continued=first.continued, baseline=variant),
         differs=tuple(_differs(first, others)),
         cautions=tuple(cautions(runs)),
+        baseline_variant=variant,
     )
 
 

@@ -18,7 +18,6 @@ from mqo.report.collect import Run, changed_quantization, quantizing_libraries
 from mqo.report.colors import Look
 from mqo.report.compare import Group
 from mqo.report.looks import by_variant, looks
-from mqo.report.rows import BASELINE
 from mqo.report.series import DIFFERENCES, Band, band, less
 from mqo.run_records import QuantToml, parsed
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series, last_of_each_step
@@ -31,7 +30,7 @@ SEED = "--seed"
 class Curve:
     """Losses over steps, in nats per token, of runs that differ only in their seeds.
 
-    `difference` is the training loss minus that of the unquantized run of the same seed. `chance`
+    `difference` is the training loss minus that of the baseline's run of the same seed. `chance`
     is ln(vocabulary size), if it is known.
     """
 
@@ -48,7 +47,8 @@ def of_group(group: Group) -> list[Curve]:
     """Return one curve per variant, in the order of `group.rows`."""
     curves, known = [], by_variant(group.rows)
     for row in group.rows:
-        bases = [None if row.variant == BASELINE else group.baseline(run) for run in row.runs]
+        is_base = row.variant == group.baseline_variant
+        bases = [None if is_base else group.baseline(run) for run in row.runs]
         curves.append(_curve(row.variant, row.label, known[row.variant], row.runs, bases))
     return curves
 
@@ -60,7 +60,7 @@ def _curve(
     runs: Sequence[Run | _Single],
     bases: Sequence[Run | _Single | None],
 ) -> Curve:
-    """Return the curve of runs; `bases` are the unquantized runs of the same seeds."""
+    """Return the curve of runs; `bases` are the baseline's runs of the same seeds."""
     pairs = zip(runs, bases, strict=True)
     return Curve(
         name=name,
@@ -78,7 +78,7 @@ def first(group: Group) -> list[str]:
 
     These are the baseline, the verdict's choice, and in turn what quantizes most of each format.
     """
-    named = [name for name in (BASELINE, group.verdict.choice) if name]
+    named = [name for name in (group.baseline_variant, group.verdict.choice) if name]
     formats: dict[tuple[str, ...], list[str]] = {}
     for row in reversed(group.rows):
         formats.setdefault(tuple(sorted({*row.types.values()} - {NONE})), []).append(row.variant)

@@ -1,6 +1,6 @@
 """The statistics of gaps over seeds: intervals, p-values, and the smallest detectable gaps.
 
-A gap is paired: it compares a run with the unquantized run of the same seed, and so of the same
+A gap is paired: it compares a run with the baseline's run of the same seed, and so of the same
 data in the same order. Holm's method corrects the p-values for the number of variants.
 """
 

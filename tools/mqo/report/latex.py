@@ -18,9 +18,7 @@ def table(group: Group) -> str:
     kind = "Validation" if group.validated else "Training"
     level = escape(f"{LEVEL:.0%} interval")
     head = f"Variant & Seeds & {kind} loss & Gap (\\%) & {level} & $p$ (Holm)"
-    caption = (
-        f"{escape(group.full_title)}. Gaps are relative to the unquantized run of the same seed."
-    )
+    caption = f"{escape(group.full_title)}. Gaps are relative to {escape(group.reference_run)}."
     return "\n".join(
         [
             r"\begin{table}",

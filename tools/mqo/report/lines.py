@@ -24,7 +24,11 @@ def summary(group: Group) -> Iterator[str]:
     yield from wrapped(f"{group.title}: {count} run{'s' * (count > 1)}", "")
     if group.subtitle:
         yield from wrapped(f"only here: {group.subtitle}")
-    yield f"  {'':{width}}  seeds    loss  gap to unquantized [95 % interval]"
+    base = group.reference
+    if base != "unquantized":
+        yield from wrapped(f"baseline: {base}")
+        base = "the baseline"
+    yield f"  {'':{width}}  seeds    loss  gap to {base} [95 % interval]"
     for row in group.rows:
         gap = row.evidence.get("gap")
         yield from gap_row(row.label, width, len(row.runs), row.loss.mean, shown(gap))

@@ -154,7 +154,7 @@
     const { variant } = button.dataset;
     const rest = group.shown.filter((item) => item !== variant);
     if (rest.length === group.shown.length) {
-      if (rest.length === data.most) rest.splice(rest.findIndex((item) => item !== data.baseline), 1);
+      if (rest.length === data.most) rest.splice(rest.findIndex((item) => item !== group.baseline), 1);
       rest.push(variant);
     }
     group.shown = rest;

@@ -19,7 +19,7 @@ from mqo.report.evidence import Evidence
 from mqo.report.looks import by_variant
 from mqo.report.operands import QUANTITIES, Map, maps, ranges
 from mqo.report.operands import shown as measure
-from mqo.report.rows import BASELINE, Row, Spread, quantized
+from mqo.report.rows import Row, Spread, quantized
 from mqo.report.series import DIFFERENCES, POINTS, Band, steps_a_point
 from mqo.report.tables import sites
 
@@ -53,7 +53,6 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
     """
     environment = templates("mqo.report")
     environment.globals |= {
-        "BASELINE": BASELINE,
         "quantized": quantized,
         "legend": legend,
         "QUANTITIES": QUANTITIES,
@@ -73,7 +72,7 @@ def page(groups: Sequence[Group], left_out: Sequence[LeftOut], when: str) -> str
     curves = [{curve.name: curve for curve in of_group(group)} for group in groups]
     drawn = list(map(_drawn, groups, curves))
     operands = [_operands(group) for group in groups]
-    data = {"groups": drawn, "baseline": BASELINE, "most": MOST, "diffs": diffs.listed}
+    data = {"groups": drawn, "most": MOST, "diffs": diffs.listed}
     return environment.get_template("page.html.j2").render(
         groups=groups,
         curves=curves,
@@ -126,7 +125,9 @@ def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
     looks = by_variant(group.rows)
     known = ((row, row.evidence["gap"]) for row in group.forest)
     gaps = [_gap(row, gap, looks[row.variant]) for row, gap in known if gap]
-    return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)}
+    return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)} | {
+        "baseline": group.baseline_variant
+    }
 
 
 def _gap(row: Row, gap: Evidence, look: Look) -> dict[str, Any]:

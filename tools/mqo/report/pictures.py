@@ -24,7 +24,7 @@ LABELS = 3.0  # inches for the labels of a forest plot
 ENDINGS = tuple(f".{name}" for name in FORMATS)
 PANELS = {
     "loss": "training loss",
-    "difference": "difference from the unquantized run of the same seed",
+    "difference": "difference from {}",
     "valid": "validation loss",
 }
 
@@ -63,10 +63,16 @@ def draw(group: Group, target: Path) -> None:
     if len(shown) < len(curves):
         title += f" ({len(shown)} of {len(curves)} modes)"
     title += f"\n{group.subtitle}" if group.subtitle else ""
-    draw_curves([curve for curve in curves if curve.name in shown], title, named(target))
+    known = [curve for curve in curves if curve.name in shown]
+    draw_curves(known, title, named(target), group.reference_run)
 
 
-def draw_curves(curves: Sequence[Curve], title: str, targets: Sequence[Path]) -> None:
+def draw_curves(
+    curves: Sequence[Curve],
+    title: str,
+    targets: Sequence[Path],
+    reference: str = "the unquantized run of the same seed",
+) -> None:
     """Draw one panel for each known loss: the mean over seeds, and their range."""
     plt = pyplot()
     kinds = [kind for kind in PANELS if any(getattr(curve, kind).steps for curve in curves)]
@@ -77,7 +83,7 @@ def draw_curves(curves: Sequence[Curve], title: str, targets: Sequence[Path]) ->
     for axes, kind in zip(panels[:, 0], kinds, strict=True):
         for curve in curves:
             _draw_band(axes, curve, kind, labelled=kind == kinds[-1])
-        _dress(axes, PANELS[kind])
+        _dress(axes, PANELS[kind].format(reference))
         if kind == "difference":
             axes.axhline(0, color="grey", linewidth=0.8)
     _draw_chance(panels[0, 0], kinds[0], curves)
@@ -128,10 +134,12 @@ def draw_gaps(group: Group, target: Path) -> None:
     ]
     if gaps:
         title = "\n".join(filter(None, (group.title, group.subtitle)))
-        forest(gaps, title, named(target.with_name(f"{target.name}_gaps")))
+        forest(gaps, title, named(target.with_name(f"{target.name}_gaps")), group.reference)
 
 
-def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
+def forest(
+    gaps: Sequence[Gap], title: str, targets: Sequence[Path], reference: str = "unquantized"
+) -> None:
     """Draw each mean gap to the baseline with its 95 % interval, in percent, one per row."""
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(8, 1), layout="constrained")
@@ -148,7 +156,8 @@ def forest(gaps: Sequence[Gap], title: str, targets: Sequence[Path]) -> None:
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_yticks(range(len(gaps)), labels, fontsize=8)
     axes.set_ylim(len(gaps) - 0.5, -0.5)  # the first row on top
-    figure.supxlabel("gap of the final loss to unquantized, same seed, %; 95 % interval", size=10)
+    axis = f"gap of the final loss to {reference}, same seed, %; 95 % interval"
+    figure.supxlabel(axis, size=10)
     add_title(figure, title, 10)
     axes.grid(axis="x", alpha=0.25)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -1,6 +1,7 @@
 """The rows of a comparison: a variant's values over seeds, and its gap to the baseline."""
 
 import math
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -78,24 +79,38 @@ def final_loss(run: Run, validated: bool) -> float:
     return statistics.fmean(value for _, value in series)
 
 
-def baselines(runs: Iterable[Run]) -> dict[str, Run]:
-    """Return {seed: the unquantized run}."""
-    return {run.seed: run for run in runs if run.variant == BASELINE}
+def baselines(runs: Iterable[Run], baseline: str = BASELINE) -> dict[str, Run]:
+    """Return {seed: the run of the baseline}, which is a variant."""
+    return {run.seed: run for run in runs if run.variant == baseline}
 
 
-def rows_of(runs: Sequence[Run], validated: bool) -> list[Row]:
+def named_variant(name: str, variants: Iterable[str]) -> list[str]:
+    """Return the variant of that name, or else those of which it is the mode.
+
+    The version of a format, or its GEMMs, may follow a mode in the name of a variant.
+    """
+    known = list(dict.fromkeys(variants))
+    if name in known or name == BASELINE:  # a library may quantize in that mode
+        return [name] if name in known else []
+    return [variant for variant in known if re.split(r"[ ,]", variant)[0] == name]
+
+
+def rows_of(runs: Sequence[Run], validated: bool, baseline: str = BASELINE) -> list[Row]:
     """Return the baseline first, then the others by increasing quantized share."""
     variants: dict[str, list[Run]] = {}
     for run in runs:
         variants.setdefault(run.variant, []).append(run)
-    bases = baselines(runs)
-    rows = [_row(name, tuple(these), bases, validated) for name, these in variants.items()]
+    bases = baselines(runs, baseline)
+    rows = [
+        _row(name, tuple(these), {} if name == baseline else bases, validated)
+        for name, these in variants.items()
+    ]
     by_name = {name: evidence([_values(getattr(row, name)) for row in rows]) for name in PAIRED}
     rows = [
         replace(row, evidence={name: shown[i] for name, shown in by_name.items()})
         for i, row in enumerate(rows)
     ]
-    return sorted(rows, key=lambda row: (row.variant != BASELINE, row.share or 0, row.variant))
+    return sorted(rows, key=lambda row: (row.variant != baseline, row.share or 0, row.variant))
 
 
 def _values(spread: Spread | None) -> tuple[float, ...] | None:
@@ -105,8 +120,6 @@ def _values(spread: Spread | None) -> tuple[float, ...] | None:
 def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], validated: bool) -> Row:
     pairs = [(run, baselines[run.seed]) for run in runs if run.seed in baselines]
     near = [(run, base) for run, base in pairs if run.machine == base.machine]
-    if variant == BASELINE:
-        pairs = near = []
     return Row(
         variant=variant,
         runs=runs,

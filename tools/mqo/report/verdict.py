@@ -25,13 +25,18 @@ class Verdict:
     doubts: tuple[str, ...] = ()
 
 
-def verdict(rows: Sequence[Row], tolerance: float, *, continued: bool) -> Verdict:
+def verdict(
+    rows: Sequence[Row], tolerance: float, *, continued: bool, baseline: str = BASELINE
+) -> Verdict:
     """Choose the variant that quantizes the most FLOPs among those with a mean gap of at most T.
 
     Gaps are paired by seed. The evidence suffices if the interval of the choice ends within T, and
     the intervals of variants that quantize more begin above T. `continued` runs began from a
-    checkpoint, so their loss need not fall.
+    checkpoint, so their loss need not fall. With a quantized `baseline` there is no choice.
     """
+    if baseline != BASELINE:
+        text = "The rule chooses by gaps to unquantized runs, and this report has another baseline."
+        return Verdict(None, tolerance, doubts=(text,))
     base = next((row for row in rows if row.variant == BASELINE), None)
     others = [row for row in rows if row.gap and row.share is not None]
     if base is None:
