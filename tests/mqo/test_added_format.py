@@ -69,7 +69,7 @@ def run(project, tmp_path):
 def test_the_modifier_sets_and_shows_it(run, project):
     script = project / "script/quant_type_modifier.py"
     types = ", ".join(("none", *FORMATS, NAME, *formats.FAMILIES))
-    assert f"T is one of {types}." in " ".join(run(script, "-h").split())
+    assert f"T is one of {types}, or your own format." in " ".join(run(script, "-h").split())
     run(script, "--linear-quant", NAME, "--qk-quant", NAME)
     sites = json.loads(run(script, "--check", "--json"))["sites"]
     types = {site["site"]: site["type"] for site in sites}

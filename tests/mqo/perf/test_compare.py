@@ -215,8 +215,8 @@ def test_the_runs_of_a_repeat_are_held_to_each_other(runs):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ((), "--model, or one of --mode and --recipes"),
-        (("--model", "llama32-1b"), "--model, or one of --mode and --recipes"),
+        ((), "--model, or one of --mode and --recipe"),
+        (("--model", "llama32-1b"), "--model, or one of --mode and --recipe"),
         (("--model", "gpt", "--mode", "bf16"), "no model called 'gpt'"),
         (("--model", "llama32-1b", "--mode", "int8"), "no quantization mode called 'int8'"),
         (("--model", "llama32-1b", "--mode", "source"), "no quantization mode called 'source'"),

@@ -38,9 +38,9 @@ def test_a_sweep_of_own_data_is_named_after_them():
     assert [job.name for job in jobs(datasets="mine", **own)] == ["llama32-1b_mine_bf16"]
     with pytest.raises(UnknownNameError, match="mine"):
         jobs(datasets="mine")
-    with pytest.raises(MqoError, match=r"--data-prefix .*--datasets"):
+    with pytest.raises(MqoError, match=r"--data-prefix .*--dataset"):
         configs.check(jobs(datasets="mine,wikipedia", **own))
-    with pytest.raises(MqoError, match=r"--data-prefix .*--datasets"):
+    with pytest.raises(MqoError, match=r"--data-prefix .*--dataset"):
         configs.check(jobs(datasets="all", **own))
 
 
