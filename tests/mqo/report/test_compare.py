@@ -87,7 +87,7 @@ def test_gaps_are_to_the_baseline_that_was_named(runs):
     records = collect([runs.root])[0]
     (usual,), (group,) = compare(records)[0], compare(records, baseline="mxfp4")[0]
     assert (usual.reference, group.reference) == ("unquantized", "mxfp4")
-    assert [row.variant for row in group.rows][0] == "mxfp4"
+    assert group.rows[0].variant == "mxfp4"
     gaps = {row.variant: row.gap and round(row.gap.mean, 4) for row in group.rows}
     assert gaps["mxfp4"] is None
     assert gaps["bf16"] == round(sum(1 / (1.02 + 0.001 * seed) - 1 for seed in (1, 2, 3)) / 3, 4)
