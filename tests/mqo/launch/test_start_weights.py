@@ -104,7 +104,8 @@ def test_a_folder_without_weights_is_refused(folder, text):
 
 
 def test_weights_are_converted_once(folder, tmp_path, monkeypatch):
-    project, converted = SimpleNamespace(own_data=tmp_path / "data"), []
+    target, converted = tmp_path / "data/little", []
+    experiment = SimpleNamespace(start=folder, checkpoint=None, extra_flags=(FLAG, str(target)))
 
     def convert(tree, source, target, report):
         converted.append(source)
@@ -113,15 +114,16 @@ def test_weights_are_converted_once(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(start_weights, "hf_to_megatron", convert)
     for _ in range(2):
         lines = []
-        ready_weights(project, tmp_path, folder, None, lines.append)
-        assert str(checkpoint_of(project, folder)) in lines[-1]
+        ready_weights(experiment, tmp_path, lines.append)
+        assert str(target) in lines[-1]
     assert converted == [folder]
 
 
 def test_a_run_that_continues_does_not_read_the_weights(folder, tmp_path):
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("8")
-    lines = []
-    project = SimpleNamespace(own_data=tmp_path / "data")
-    ready_weights(project, tmp_path, folder, tmp_path, lines.append)
+    lines, target = [], tmp_path / "data/little"
+    flags = (FLAG, str(target))
+    experiment = SimpleNamespace(start=folder, checkpoint=tmp_path, extra_flags=flags)
+    ready_weights(experiment, tmp_path, lines.append)
     assert len(lines) == 1
-    assert not project.own_data.exists()
+    assert not target.parent.exists()

@@ -152,8 +152,7 @@ def run(
         for note in check_run(project, tree, series, config, machine, types):
             report(f"note     : {note}")
     data = ready_data(project, config.experiment, report)
-    if (start := config.experiment.start) is not None:
-        ready_weights(project, tree.root, start, config.experiment.checkpoint, report)
+    ready_weights(config.experiment, tree.root, report)
     note_checkpoint(config.experiment, report)
     run_folder = folder or create(project.runs, config.title)
     saves, where = save_folder(config, run_folder), config.placement.cluster

@@ -19,7 +19,7 @@ from mqo.process import temporary_folder
 from mqo.runs import RunFolder
 
 State = Literal["running", "finished", "failed", "killed"]
-PREPARING_S = 60  # without a change for so long, a run that has not begun to train is not prepared
+PREPARING_S = 60  # a run that does not change for longer is no longer being prepared
 
 
 def training_now() -> frozenset[Path]:

@@ -1,4 +1,4 @@
-"""Start a training from the weights in a Hugging Face folder, as `--from FOLDER` asks for."""
+"""Start a training from the weights in a Hugging Face folder (`--from FOLDER`)."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
@@ -17,6 +18,9 @@ from mqo.launch.convert import hf_to_megatron
 from mqo.launch.hf_source import CONFIG, check_hf_folder
 from mqo.project import Project
 from mqo.untrusted import sha256_of
+
+if TYPE_CHECKING:
+    from mqo.launch.config import Experiment
 
 FLAG = "--pretrained-checkpoint"  # Megatron then starts at step 0, without an optimizer's state
 _TOKENIZER = "tokenizer.json"
@@ -74,17 +78,19 @@ def checkpoint_of(project: Project, folder: Path) -> Path:
     return project.own_data / "weights" / f"{folder.name}-{key}"
 
 
-def ready_weights(
-    project: Project, tree: Path, folder: Path, saves: Path | None, report: Say
-) -> None:
-    """Convert the weights of `folder`, unless that was done; of two processes one works.
+def ready_weights(experiment: Experiment, tree: Path, report: Say) -> None:
+    """Convert the weights that a run starts from, unless that was done; of two processes one works.
 
-    If `saves`, the folder in which the run saves, holds a checkpoint, the run continues from that.
+    Does nothing for a run without such weights. If the folder in which the run saves holds a
+    checkpoint, the run continues from that.
     """
+    folder, saves = experiment.start, experiment.checkpoint
+    if folder is None:
+        return
     if saves is not None and (saves / TRACKER).is_file():
         report(f"note     : the weights of {folder} are not read, since {saves} has a checkpoint")
         return
-    target = checkpoint_of(project, folder)
+    target = Path(flag_words(experiment.extra_flags)[FLAG][0])  # as `fill_in` chose it
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):
         if not target.exists():

@@ -20,12 +20,13 @@ from mqo.launch.flags import length
 from mqo.launch.run import Result
 from mqo.launch.run_state import State, state_of, training_now
 from mqo.report.collect import find
+from mqo.report.lines import WIDTH
 from mqo.run_records import SHOWN, parsed
 from mqo.runs import VALID_LOSS, RunFolder, flat, is_run, training_losses
 from mqo.untrusted import shown
 
 _STAMP = re.compile(r"\d{4}-\d\d-\d\d_\d{6}(?=_)")  # begins the name of a run's folder
-WIDTH, LABEL = 80, 38  # columns of a line, and of a setting's or file's name in it
+LABEL = 38  # columns of a setting's or file's name in it
 
 
 @dataclass(frozen=True)

@@ -144,9 +144,8 @@ def _patterns_read(
         unread = unread_patterns(quant_config(types, {option: list(patterns)}), option)
         kept = tuple(text for text in patterns if text not in unread)
         if option == "include" and not kept and {*types.values()} != {tables.NONE}:
-            kept = tuple(
-                patterns
-            )  # without them it would quantize all layers; its check refuses it
+            # Without them it would quantize all layers; with them its check refuses it.
+            kept = tuple(patterns)
         patterns_read[way.name] = kept
     for pattern in patterns:
         if not any(pattern in read for read in patterns_read.values()):

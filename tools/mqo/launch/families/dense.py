@@ -6,6 +6,7 @@ normalizes queries and keys.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from mqo.errors import ConvertError
@@ -16,7 +17,7 @@ SILU: Values = {"hidden_act": ("silu",)}
 NO_BIAS: Values = {"attention_bias": (False,)}
 FULL_ATTENTION: Values = {"use_sliding_window": (False,)}
 # Of Qwen: not read unless use_sliding_window is true.
-_OF_WINDOWS = frozenset({"sliding_window", "max_window_layers"})
+OF_WINDOWS = frozenset({"sliding_window", "max_window_layers"})
 _LAYERS, _FULL = "layer_types", "full_attention"
 ROPE_KINDS = ("default", "llama3")
 GROUPS, HEAD_DIM = "num_key_value_heads", "head_dim"
@@ -56,14 +57,9 @@ def _is(shape: Shape, *, qkv_bias: bool = False, qk_norm: bool = False) -> bool:
     )
 
 
-def _read_qwen2(config: Table) -> dict[str, Any]:
+def _read_qwen(config: Table, **parts: bool) -> dict[str, Any]:
     check_layer_types(config)
-    return read_heads(config) | {"qkv_bias": True}
-
-
-def _read_qwen3(config: Table) -> dict[str, Any]:
-    check_layer_types(config)
-    return read_heads(config) | {"qk_norm": True}
+    return read_heads(config) | parts
 
 
 LLAMA = Family(
@@ -92,12 +88,12 @@ QWEN2 = Family(
     model_type="qwen2",
     fixed=SILU | FULL_ATTENTION | {"use_mrope": (False,)},
     defaults={GROUPS: 32},
-    read=_read_qwen2,
+    read=partial(_read_qwen, qkv_bias=True),
     write=lambda shape: write_heads(shape) | {"use_sliding_window": False},
-    expresses=lambda shape: _is(shape, qkv_bias=True),
+    expresses=partial(_is, qkv_bias=True),
     rope_kinds=ROPE_KINDS,
     read_keys=HEAD_KEYS | {_LAYERS},
-    ignored_keys=_OF_WINDOWS,
+    ignored_keys=OF_WINDOWS,
     tokenizer_class="Qwen2Tokenizer",
 )
 QWEN3 = Family(
@@ -105,10 +101,10 @@ QWEN3 = Family(
     model_type="qwen3",
     fixed=SILU | NO_BIAS | FULL_ATTENTION,
     defaults={GROUPS: 32, HEAD_DIM: 128},
-    read=_read_qwen3,
+    read=partial(_read_qwen, qk_norm=True),
     write=lambda shape: write_heads(shape) | {"attention_bias": False, "use_sliding_window": False},
-    expresses=lambda shape: _is(shape, qk_norm=True),
+    expresses=partial(_is, qk_norm=True),
     rope_kinds=ROPE_KINDS,
     read_keys=HEAD_KEYS | {_LAYERS},
-    ignored_keys=_OF_WINDOWS,
+    ignored_keys=OF_WINDOWS,
 )

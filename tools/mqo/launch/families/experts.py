@@ -10,6 +10,7 @@ from mqo.launch.families.dense import (
     GROUPS,
     HEAD_KEYS,
     NO_BIAS,
+    OF_WINDOWS,
     ROPE_KINDS,
     SILU,
     read_heads,
@@ -104,8 +105,7 @@ QWEN3_MOE = Family(
     expresses=lambda shape: _is(shape, qk_norm=True),
     rope_kinds=ROPE_KINDS,
     read_keys=HEAD_KEYS | {_MLP_ONLY, *_COUNTS},
-    # The window is not read unless use_sliding_window is true.
-    ignored_keys=frozenset({"sliding_window", "max_window_layers"}),
+    ignored_keys=OF_WINDOWS,
 )
 MIXTRAL = Family(
     architecture="MixtralForCausalLM",
