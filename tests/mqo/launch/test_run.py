@@ -319,7 +319,7 @@ def test_a_run_on_gpus_is_started_in_the_planners_layout_and_says_so(tmp_path, m
     fakes = {
         "check_config": None,
         "detect": imagined("h100-80gb", 8),
-        "ready_tree": None,
+        "ready_tree": Tree(tmp_path),
         "ready_data": RunData(tmp_path, tmp_path, None),
         "take_source": Snapshot(Tree(tmp_path), made.quantization.types, made.quantization.types),
     }
