@@ -34,6 +34,7 @@ from mqo.launch.machine import Machine
 from mqo.launch.published_args import Argument, check_published
 from mqo.launch.size import check_size
 from mqo.matrix.tables import Dtype, Shape
+from mqo.megatron.run.gpt_blocks import as_gpt
 from mqo.output import target_of
 from mqo.process import temporary_folder
 from mqo.program import Advance, ask, run_program
@@ -199,7 +200,7 @@ def checkpoint_arguments(tree: Path, checkpoint: Path) -> dict[str, Any]:
 
 
 def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Return the arguments in a checkpoint that is to be published.
+    """Return the arguments in a checkpoint that is to be published; a HybridModel's as a GPT's.
 
     `ignored` are unknown arguments that the user accepts.
 
@@ -208,8 +209,15 @@ def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) 
     """
     facts = _facts(tree, checkpoint)
     parser = {name: Argument(**argument) for name, argument in facts["parser"].items()}
-    check_published(facts["arguments"], parser, ignored)
-    return facts["arguments"]
+    try:
+        args = as_gpt(facts["arguments"])
+    except ValueError as error:
+        raise ConvertError(
+            f"The model in {checkpoint} cannot be converted: {error}",
+            expected="blocks of attention (* or +) and an MLP (-) or experts (E)",
+        ) from error
+    check_published(args, parser, ignored)
+    return args
 
 
 def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:

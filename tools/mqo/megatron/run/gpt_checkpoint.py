@@ -20,6 +20,12 @@ from mqo.megatron.run.unpickle import CheckpointError
 _NUMBER = re.compile(r"(?<=decoder\.layers\.)(\d+)(?=\.(\w+))")
 _ATTENTION = ("input_layernorm", "self_attention")
 _NORMS = ("decoder.final_layernorm.", "decoder.final_norm.")  # of a GPT, and of a HybridModel
+# Arguments of a GPT whose pipeline stages have different numbers of blocks.
+_UNEVEN = (
+    *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
+    *("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"),
+    "pipeline_model_parallel_layout",
+)
 _ONLY_HYBRID = "output_layer._extra_state"
 # The layers of a HybridModel whose checkpoint is read as that of a GPT.
 _BLOCKS = object()
@@ -49,7 +55,7 @@ def layer_maps(args: Namespace, saved: Namespace, model: list[Module]) -> tuple[
 
     Returns:
         Upstream's maps for a GPT's checkpoint in a HybridModel, an own object for a HybridModel's
-        in a GPT, None for one of the same class.
+        in a GPT, None for one of the same class. Without translation, an optimizer loads as it is.
 
     Raises:
         CheckpointError: the layers of the model are not those of the checkpoint.
@@ -74,7 +80,23 @@ def layer_maps(args: Namespace, saved: Namespace, model: list[Module]) -> tuple[
     if theirs is not None:
         return None, False
     fresh = args.finetune or args.no_load_optim or getattr(saved, "no_save_optim", False)
-    return _of_gpt(ours), not fresh
+    return _of_gpt(ours), not fresh and not _has_same_buckets(saved, chunk.hybrid_layer_pattern)
+
+
+def _has_same_buckets(saved: Namespace, pattern: str) -> bool:
+    """Return whether a GPT's optimizer is saved by buckets, which are those of a HybridModel.
+
+    Buckets have no names, but an order: that of the weights of a pipeline stage, the same in both
+    classes. Upstream refuses buckets, because it allows patterns with more layers.
+    """
+    by_bucket = getattr(saved, "use_distributed_optimizer", False) and not getattr(
+        saved, "dist_ckpt_optim_fully_reshardable", False
+    )
+    stages = saved.pipeline_model_parallel_size * (saved.virtual_pipeline_model_parallel_size or 1)
+    sizes = list(map(len, pattern.split("|")))
+    even = len(sizes) == stages and len(set(sizes)) == 1
+    uneven = any(getattr(saved, name, None) for name in _UNEVEN)
+    return by_bucket and even and not uneven and FRESH not in pattern
 
 
 def _bare(module: Any) -> Any:
