@@ -1,4 +1,4 @@
-"""A HybridModel continues a GPT's training and its own, and programs read its checkpoints: real runs."""
+"""A HybridModel continues a GPT's training and its own, and programs read its checkpoints."""
 
 import shutil
 

@@ -23,6 +23,13 @@ def given_pattern(args: Mapping[str, Any]) -> str | None:
     return pattern.replace("|", "") if pattern else None
 
 
+def has_sizes(pattern: str, args: Mapping[str, Any]) -> bool:
+    """Return whether the arguments of a HybridModel have the sizes of its layers, and no others."""
+    latent = bool(args.get("multi_latent_attention"))
+    sparse = bool(args.get("num_experts"))
+    return ("+" in pattern, "E" in pattern) == (latent, sparse) and not ("*" in pattern and latent)
+
+
 def gpt_pattern(args: Mapping[str, Any]) -> str:
     """Return the pattern of a GPT's layers, by its arguments."""
     attention = "+" if args.get("multi_latent_attention") else "*"
@@ -35,7 +42,9 @@ def _sparse_blocks(args: Mapping[str, Any]) -> list[bool]:
     blocks, every = args["num_layers"], args.get("moe_layer_freq") or 1
     if not args.get("num_experts"):
         return [False] * blocks
-    return list(map(bool, every)) if isinstance(every, list) else [n % every == 0 for n in range(blocks)]
+    if isinstance(every, list):
+        return list(map(bool, every))
+    return [n % every == 0 for n in range(blocks)]
 
 
 def as_gpt(args: Mapping[str, Any]) -> dict[str, Any]:

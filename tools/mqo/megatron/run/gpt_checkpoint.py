@@ -73,9 +73,9 @@ def layer_maps(args: Namespace, saved: Namespace, model: list[Module]) -> tuple[
     if layers is not None and layers != same:
         kind = "of a GPT" if of_gpt else "of a HybridModel"
         raise CheckpointError(
-            f"The checkpoint is that {kind} with the layers {layers}, and this model has the layers "
-            f"{ours}. Expected: --hybrid-layer-pattern '{layers}', or the CHECKPOINT of a training "
-            "with this model's layers"
+            f"The checkpoint is that {kind} with the layers {layers}, and this model has the "
+            f"layers {ours}. Expected: --hybrid-layer-pattern '{layers}', or the CHECKPOINT of a "
+            "training with this model's layers"
         )
     if theirs is not None:
         return None, False
@@ -127,8 +127,9 @@ def _of_hybrid(gpt: Any, theirs: str) -> object:
     ours = gpt_pattern(vars(config) | {"num_experts": config.num_moe_experts})
     if not _reads_hybrid or theirs != ours:
         raise CheckpointError(
-            f"The checkpoint is that of a HybridModel with the layers {theirs}, and this model is a "
-            f"GPT with the layers {ours}. Expected: --model-class hybrid, or the CHECKPOINT of a GPT"
+            f"The checkpoint is that of a HybridModel with the layers {theirs}, and this model is "
+            f"a GPT with the layers {ours}. Expected: --model-class hybrid, or the CHECKPOINT of a "
+            "GPT"
         )
     config.hetereogenous_dist_checkpoint = True  # upstream's spelling
     return _BLOCKS

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.megatron.run.args_table import IGNORE_FLAG, is_empty, read_table, unknown_arguments
-from mqo.megatron.run.gpt_blocks import PATTERN, VALID, given_pattern
+from mqo.megatron.run.gpt_blocks import PATTERN, VALID, given_pattern, has_sizes
 from mqo.megatron.run.unpickle import CheckpointError
 
 LAYERS = "megatron.core."
@@ -101,12 +101,16 @@ def model_arguments(
             raise _refused(
                 where, name, saved[name], "no value, because no program here builds such a model"
             )
+    pattern = given_pattern(saved)
+    if pattern is not None and not has_sizes(pattern, saved):
+        layers = "layers whose sizes the other arguments have: + for MLA, E for experts"
+        raise _refused(where, PATTERN, pattern, layers)
     path, content = _HETEROGENEOUS
     if saved.get(path) and not saved.get(content):
         raise _refused(where, content, None, f"the content of {path}")
     names = sorted(table.taken & all_kinds().keys() & saved.keys())
     # Programs that build a model from a checkpoint have one pipeline stage.
-    stages = {PATTERN: given_pattern(saved)} if PATTERN in names else {}
+    stages = {PATTERN: pattern} if PATTERN in names else {}
     return {name: saved[name] for name in names} | stages
 
 
