@@ -1,7 +1,7 @@
 """Models of either class by their pattern of layers."""
 
 import pytest
-from mqo.megatron.run.gpt_blocks import as_gpt, given_pattern, gpt_pattern
+from mqo.megatron.run.gpt_blocks import as_gpt, given_pattern, gpt_name, gpt_pattern, hybrid_name
 
 DENSE = {"num_layers": 2}
 MIXED = {
@@ -48,3 +48,23 @@ def test_a_gpt_stays_as_it_is():
 def test_other_layers_than_those_of_blocks_are_no_gpt(pattern):
     with pytest.raises(ValueError, match="no GPT"):
         as_gpt({"hybrid_layer_pattern": pattern, "num_layers": len(pattern)})
+
+
+NAMES = {
+    "decoder.layers.1.input_layernorm.weight": "decoder.layers.2.input_layernorm.weight",
+    "decoder.layers.1.self_attention.linear_qkv.weight": (
+        "decoder.layers.2.self_attention.linear_qkv.weight"
+    ),
+    "optimizer.state.exp_avg.decoder.layers.1.mlp.router.weight": (
+        "optimizer.state.exp_avg.decoder.layers.3.mlp.router.weight"
+    ),
+    "decoder.layers.10.pre_mlp_layernorm.weight": "decoder.layers.21.pre_mlp_layernorm.weight",
+    "decoder.final_layernorm.weight": "decoder.final_norm.weight",
+    "embedding.word_embeddings.weight": "embedding.word_embeddings.weight",
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_that_of_the_layer_of_a_block(name):
+    assert hybrid_name(name) == NAMES[name]
+    assert gpt_name(NAMES[name], {n: n // 2 for n in range(22)}) == name

@@ -8,8 +8,10 @@ import pytest
 pytest.importorskip("torch")
 from megatron.core.dist_checkpointing.mapping import LocalNonpersistentObject, ShardedObject
 from mqo.megatron.run import gpt_checkpoint
-from mqo.megatron.run.gpt_checkpoint import hybrid_name, layer_maps, reading_hybrid, retarget
+from mqo.megatron.run.gpt_checkpoint import layer_maps, reading_hybrid, retarget
 from mqo.megatron.run.unpickle import CheckpointError
+
+from .test_gpt_blocks import NAMES
 
 ARGS = Namespace(finetune=False, no_load_optim=False)
 SAVED = {
@@ -110,25 +112,6 @@ def test_an_optimizer_by_buckets_loads_as_it_is_if_its_stages_are_the_same(
 ):
     _, translated = layer_maps(ARGS, saved(**SHARDED | change), hybrid(pattern))
     assert translated is not as_it_is
-
-
-NAMES = {
-    "decoder.layers.1.input_layernorm.weight": "decoder.layers.2.input_layernorm.weight",
-    "decoder.layers.1.self_attention.linear_qkv.weight": (
-        "decoder.layers.2.self_attention.linear_qkv.weight"
-    ),
-    "optimizer.state.exp_avg.decoder.layers.1.mlp.router.weight": (
-        "optimizer.state.exp_avg.decoder.layers.3.mlp.router.weight"
-    ),
-    "decoder.layers.10.pre_mlp_layernorm.weight": "decoder.layers.21.pre_mlp_layernorm.weight",
-    "decoder.final_layernorm.weight": "decoder.final_norm.weight",
-    "embedding.word_embeddings.weight": "embedding.word_embeddings.weight",
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_that_of_the_layer_of_a_block(name):
-    assert hybrid_name(name) == NAMES[name]
 
 
 @pytest.mark.parametrize("name", NAMES)

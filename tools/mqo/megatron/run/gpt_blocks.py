@@ -1,4 +1,4 @@
-"""Describe models by a pattern of layers, from upstream's arguments.
+"""Describe models by a pattern of layers, from upstream's arguments, and rename their weights.
 
 A block of a GPT is two layers of a HybridModel: `*` (attention) or `+` (MLA), then `-` (an MLP) or
 `E` (experts). So a GPT and a HybridModel with the same pattern have the same weights. This module
@@ -14,6 +14,10 @@ MOST_LAYERS = 1 << 15  # twice the blocks of the largest GPT that is built from 
 # Of a checkpoint; | is between pipeline stages.
 VALID = re.compile(rf"[*+\-E|]{{1,{MOST_LAYERS}}}")
 FRESH = "M"  # layers that no GPT has; they start with random weights
+# The number of a layer or block, and the name behind it.
+NUMBER = re.compile(r"(?<=decoder\.layers\.)(\d+)(?=\.(\w+))")
+_ATTENTION = ("input_layernorm", "self_attention")
+_NORMS = ("decoder.final_layernorm.", "decoder.final_norm.")  # of a GPT, and of a HybridModel
 _BLOCKS = re.compile(r"([*+][-E])+")
 
 
@@ -62,3 +66,18 @@ def as_gpt(args: Mapping[str, Any]) -> dict[str, Any]:
     frequency = {"moe_layer_freq": sparse} if any(sparse) else {}
     none = {PATTERN: None, "hybrid_override_pattern": None}
     return {**args, **none, "num_layers": len(sparse), **frequency}
+
+
+def hybrid_name(name: str) -> str:
+    """Return a HybridModel's name of a GPT's weight: block i is the layers 2i and 2i+1."""
+
+    def layer(match: re.Match[str]) -> str:
+        return str(2 * int(match[1]) + (match[2] not in _ATTENTION))
+
+    return NUMBER.sub(layer, name).replace(*_NORMS)
+
+
+def gpt_name(name: str, blocks: Mapping[int, int]) -> str:
+    """Return a GPT's name of a HybridModel's weight; `blocks` has the block of each layer."""
+    theirs, ours = _NORMS
+    return NUMBER.sub(lambda match: str(blocks[int(match[1])]), name).replace(ours, theirs)

@@ -5,7 +5,6 @@ experts: a GPT saves those under the number of each block. Nothing is copied: th
 the loader looks for a model's tensors change. Names of block i become those of layers 2i and 2i+1.
 """
 
-import re
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +13,16 @@ from typing import Any
 
 from torch.nn import Module
 
-from mqo.megatron.run.gpt_blocks import FRESH, given_pattern, gpt_pattern
+from mqo.megatron.run.gpt_blocks import (
+    FRESH,
+    NUMBER,
+    given_pattern,
+    gpt_name,
+    gpt_pattern,
+    hybrid_name,
+)
 from mqo.megatron.run.unpickle import CheckpointError
 
-_NUMBER = re.compile(r"(?<=decoder\.layers\.)(\d+)(?=\.(\w+))")
-_ATTENTION = ("input_layernorm", "self_attention")
-_NORMS = ("decoder.final_layernorm.", "decoder.final_norm.")  # of a GPT, and of a HybridModel
 # Arguments of a GPT whose pipeline stages have different numbers of blocks.
 _UNEVEN = (
     *("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"),
@@ -157,28 +160,13 @@ def retarget(state: Any, maps: Any, checkpoint: str) -> None:
         if maps is _BLOCKS:
             entry.key = hybrid_name(entry.key)
             return entry
-        number = _NUMBER.search(entry.key)
+        number = NUMBER.search(entry.key)
         if entry.key.endswith(_ONLY_HYBRID) or (number and int(number[1]) in maps.fresh_init):
             return LocalNonpersistentObject(entry.data)
-        entry.key = _gpt_name(entry.key, {**maps.attention_to_gpt, **maps.mlp_to_gpt})
+        entry.key = gpt_name(entry.key, {**maps.attention_to_gpt, **maps.mlp_to_gpt})
         return entry
 
     dict_list_map_inplace(renamed, state)
-
-
-def hybrid_name(name: str) -> str:
-    """Return a HybridModel's name of a GPT's tensor."""
-
-    def layer(match: re.Match[str]) -> str:
-        return str(2 * int(match[1]) + (match[2] not in _ATTENTION))
-
-    return _NUMBER.sub(layer, name).replace(*_NORMS)
-
-
-def _gpt_name(name: str, blocks: dict[int, int]) -> str:
-    """Return a GPT's name of a HybridModel's tensor; `blocks` has the block of each layer."""
-    theirs, ours = _NORMS
-    return _NUMBER.sub(lambda match: str(blocks[int(match[1])]), name).replace(ours, theirs)
 
 
 def _names_blocks(checkpoint: str) -> bool:
@@ -186,4 +174,4 @@ def _names_blocks(checkpoint: str) -> bool:
     from torch.distributed.checkpoint import FileSystemReader
 
     names = FileSystemReader(Path(checkpoint)).read_metadata().state_dict_metadata
-    return any(map(_NUMBER.search, names))
+    return any(map(NUMBER.search, names))
