@@ -37,7 +37,7 @@ def build_hybrid(
     parallel_output: bool,
     vp_stage: int | None,
 ) -> HybridModel:
-    """Return this rank's part of the HybridModel of `args`; the parameters are as in `build_gpt`."""
+    """Return this rank's part of the HybridModel of `args`; parameters are as in `build_gpt`."""
     groups = ProcessGroupCollection.use_mpu_process_groups()
     config = config or core_transformer_config_from_args(args)
     setattr(config, FACTOR, args.rope_scaling_factor if args.use_rope_scaling else None)
@@ -71,8 +71,11 @@ def local_stack(args: Namespace, config: TransformerConfig) -> ModuleSpec:
     }
     dense = get_gpt_layer_local_submodules(**norms)
     attention = ModuleSpec(TransformerLayer, submodules=_part(dense, _ATTENTION))
+    kind = "mla_layer" if config.multi_latent_attention else "attention_layer"
+    if kind not in {field.name for field in fields(HybridStackSubmodules)}:
+        raise ValueError("MLA in a HybridModel: this program needs Megatron 0.19 for it")
     layers = {
-        "mla_layer" if config.multi_latent_attention else "attention_layer": attention,
+        kind: attention,
         "mlp_layer": ModuleSpec(MLPLayer, submodules=_part(dense, _MLP)),
     }
     if args.num_experts:
