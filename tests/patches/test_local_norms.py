@@ -78,7 +78,7 @@ print(json.dumps(found))
 
 
 def program(vendored, text, *stubs):
-    """What a program prints last, as JSON, that imports the patched Megatron beside stub packages."""
+    """The JSON that a program prints last; it imports the patched Megatron beside stub packages."""
     paths = [vendored.root, *(STUBS / stub for stub in stubs)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = forking.run([sys.executable, "-W", "ignore", "-c", text], env=env)
