@@ -54,7 +54,7 @@ def test_outputs_and_gradients_are_those_of_the_recurrence(tokens, chunk, groups
     weights = torch.linspace(-1, 1, right.numel(), dtype=torch.float64).view_as(right)
     grads = torch.autograd.grad((right * weights).sum(), exact)
     own = torch.autograd.grad((y * weights.float()).sum(), ours)
-    for name, mine, right in zip("x dt a b c".split(), own, grads, strict=True):
+    for name, mine, right in zip(["x", "dt", "a", "b", "c"], own, grads, strict=True):
         if right.norm() > 0:  # one token: nothing decays
             assert deviation(mine, right) < EXACT, name
 

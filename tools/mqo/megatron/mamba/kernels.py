@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from mqo.megatron.mamba.elementwise import causal_conv
+from mqo.megatron.mamba.elementwise import GatedRMSNorm, causal_conv
 from mqo.megatron.mamba.scan import chunk_scan
 
+RMSNorm = GatedRMSNorm
 _UNSET = (None, False, (0.0, math.inf))
 
 
