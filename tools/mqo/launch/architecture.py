@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping, Sequence
 
 from mqo.launch.command import flag_table
-from mqo.matrix import tables
+from mqo.matrix import layer_pattern, tables
 from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Yarn
 
 # Flags of `architecture_flags` that configure the training: no value of them changes the model.
@@ -22,7 +22,7 @@ _FURTHER = frozenset(
     {
         # blocks
         *("--spec", "--yaml-cfg", "--use-checkpoint-args", "--is-hybrid-model"),
-        *("--hybrid-layer-pattern", "--hybrid-override-pattern"),
+        *(layer_pattern.FLAG, "--hybrid-override-pattern"),
         *("--heterogeneous-layers-config-path", "--heterogeneous-layers-config-encoded-json"),
         *("--apply-layernorm-1p", "--use-mup", "--apply-residual-connection-post-layernorm"),
         # attention
@@ -78,10 +78,16 @@ def _same(given: str, own: str | None) -> bool:
         return False
 
 
-def architecture_flags(model: Shape, sequence: int) -> list[str]:
-    """Return the flags of the model; `sequence` is in tokens."""
+def architecture_flags(model: Shape, sequence: int, stages: int = 1) -> list[str]:
+    """Return the flags of the model; `sequence` is in tokens.
+
+    A HybridModel's pattern is split into `stages` pipeline stages; PatternError if it cannot be.
+    """
     flags = [
-        f"--num-layers {model.num_layers} --hidden-size {model.hidden_size}",
+        f"--num-layers {model.num_layers}"
+        if model.pattern is None
+        else f"{layer_pattern.FLAG} {layer_pattern.in_stages(model.pattern, stages)}",
+        f"--hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",
         _mla(model.mla) if model.mla else _grouped(model),
@@ -89,7 +95,8 @@ def architecture_flags(model: Shape, sequence: int) -> list[str]:
         "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
         f"--position-embedding-type rope --rotary-base {model.rotary_base}",
         _rope(model),
-        _moe(model.moe, model.num_layers) if model.moe else "",
+        _moe(model.moe) if model.moe else "",
+        _expert_layers(model),
         f"--seq-length {sequence} --max-position-embeddings {sequence}",
         "--make-vocab-size-divisible-by 128",
     ]
@@ -132,7 +139,15 @@ def _rope(model: Shape) -> str:
     return "--rope-type rope" if model.mla else ""
 
 
-def _moe(moe: Moe, layers: int) -> str:
+def _expert_layers(model: Shape) -> str:
+    """Return the flag for the blocks of a GPT that have experts; '' for those of a pattern."""
+    if model.moe is None or model.pattern is not None:
+        return ""
+    dense = model.moe.dense_layers
+    return f"--moe-layer-freq [0]*{dense}+[1]*{model.num_layers - dense}"
+
+
+def _moe(moe: Moe) -> str:
     """Return the flags of experts without grouped GEMMs; the user may add --moe-grouped-gemm.
 
     As published, the router computes the softmax in fp32: over all experts before the top-k, or
@@ -141,7 +156,6 @@ def _moe(moe: Moe, layers: int) -> str:
     shared = f"--moe-shared-expert-intermediate-size {moe.shared_ffn_size}"
     return (
         f"--num-experts {moe.num_experts} --moe-router-topk {moe.topk} "
-        f"--moe-layer-freq [0]*{moe.dense_layers}+[1]*{layers - moe.dense_layers} "
         f"--moe-ffn-hidden-size {moe.expert_ffn_size} {shared if moe.shared_experts else ''} "
         f"--moe-router-score-function softmax "
         f"{'' if moe.renormalized else '--moe-router-pre-softmax'} --moe-router-dtype fp32 "

@@ -10,11 +10,12 @@ import argparse
 import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 from mqo.errors import MqoError
 from mqo.launch.config import SOURCE, Cluster, RunConfig, resolve
 from mqo.launch.flags import NO_FUSIONS
+from mqo.launch.hybrid import ModelClass
 from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.models import shrink_of
 from mqo.launch.naming import own_data
@@ -100,6 +101,8 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     add("--dataset", metavar="NAME", help=f"a dataset; {own}")
     changed = "name of your own model, or of one that your flags change (default: NAME*)"
     add("--name", metavar="NAME", help=changed)
+    built = "upstream's class of the model (default: gpt, or hybrid with a pattern of layers)"
+    add("--model-class", choices=get_args(ModelClass), help=built)
     smaller = "divide the model's width and depth (default: as the training configuration does)"
     add("--shrink", metavar="W,D", help=smaller)
     start = "start from the weights in a Hugging Face folder, with its model and its tokenizer"
@@ -246,7 +249,8 @@ def config_from(
     where["nproc_per_node"] = args.nproc_per_node or max(1, gpus)
     recipe, without = _recipe(args)
     outputs = ("checkpoint", "tensorboard")
-    plain = ("dtype", "gemms", *outputs, "name", "teacher", "distillation_config", "megatron")
+    plain = ("dtype", "gemms", *outputs, "name", "model_class", "teacher", "distillation_config")
+    plain = (*plain, "megatron")
     config = resolve(
         args.model,
         args.dataset,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from mqo.errors import LayoutError, MqoError
 from mqo.launch import engine
 from mqo.launch.architecture import architecture_changes
 from mqo.launch.command import read_flags
+from mqo.launch.hybrid import HYBRID, ModelClass, chosen_model
 from mqo.launch.libraries import LibraryQuantization, engine_quantization
 from mqo.launch.models import model_of
 from mqo.launch.naming import check_own, dataset_of, folder_part
@@ -21,7 +23,7 @@ from mqo.launch.options import OPTIONS, Chosen, quant_toml, split
 from mqo.launch.own_formats import declare_formats, format_rows, own_rows, used_formats
 from mqo.launch.plugins import RunPlugin, declare_rows, labels, plugins_of, toml_rows, used
 from mqo.launch.user_paths import absolute_paths
-from mqo.matrix import tables
+from mqo.matrix import layer_pattern, tables
 from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
 from mqo.quant.own_formats import FormatRow
 from mqo.quant.recipe import Recipe
@@ -44,6 +46,7 @@ class Experiment(_Section):
     `text` are the files that the index at `data_prefix` is made of, if the run makes it.
     `model_file` describes the user's own model. `shrink` divides width and depth instead of the
     training configuration. `start` is a Hugging Face folder with the weights to start from.
+    `model_class` and `layer_pattern` are the user's choice of upstream's model; `model` has both.
     """
 
     model: Model
@@ -61,6 +64,8 @@ class Experiment(_Section):
     model_file: Path | None = None
     start: Path | None = None
     shrink: tuple[int, int] | None = None
+    model_class: ModelClass | None = None
+    layer_pattern: str | None = None
 
     @property
     def model_name(self) -> str:
@@ -72,12 +77,14 @@ class Experiment(_Section):
             return self.name
         full = self.shrink in (None, (1, 1))
         size = "" if full else "-w{}d{}".format(*self.shrink or ())
-        return self.model.name + size + ("*" if self.model_changes else "")
+        kind = f"-{HYBRID}" if self.model_class == HYBRID else ""
+        return self.model.name + size + kind + ("*" if self.model_changes else "")
 
     @property
     def model_changes(self) -> dict[str, str]:
-        """Return {flag: value} of the extra flags that change the published architecture."""
-        return architecture_changes(self.model, self.extra_flags)
+        """Return {flag: value} of the user's flags that change the published architecture."""
+        pattern = {layer_pattern.FLAG: self.layer_pattern} if self.layer_pattern else {}
+        return architecture_changes(self.model, self.extra_flags) | pattern
 
 
 class Quantization(_Section):
@@ -250,7 +257,7 @@ class RunConfig(_Section):
 
     def _rules(self) -> list[dict[str, Any]]:
         recipe = self.quantization.recipe
-        rules = recipe.all_rules(num_layers(self.experiment)) if recipe else ()
+        rules = recipe.all_rules(block_layers(self.experiment)) if recipe else ()
         return [rule.as_table() for rule in rules]
 
     def _recipes(self) -> dict[str, dict[str, Any]]:
@@ -387,13 +394,16 @@ def _experiment(
     sequence = min(config.sequence, full.train_sequence)
     usual = (config.shrink_width, config.shrink_depth)
     shrink = rest.pop("shrink", None) or usual
+    model_class = rest.get("model_class")
+    sized, pattern, flags = chosen_model(full.shrunk(*shrink), model_class, flags)
     experiment = Experiment(
-        model=full.shrunk(*shrink),
+        model=sized,
         dataset=corpus,
         training=config.model_copy(update={"sequence": sequence}),
         dtype=dtype or config.dtype,
         model_file=file,
         shrink=None if shrink == usual else shrink,
+        layer_pattern=pattern,
         **rest | {"extra_flags": flags},
     )
     if not (changes := experiment.model_changes):
@@ -412,17 +422,23 @@ def _libraries(
 ) -> tuple[LibraryQuantization, ...]:
     """Return what libraries quantize under a run's flags; a checkpoint may add to it."""
     ours = engine.flags(experiment.extra_flags, types, schedule)
-    library = engine_quantization([*ours, *experiment.extra_flags], num_layers(experiment))
+    layers = sum(map(len, block_layers(experiment)))
+    library = engine_quantization([*ours, *experiment.extra_flags], layers)
     return (library,) if library else ()
 
 
-def num_layers(experiment: Experiment) -> int:
-    """Return the number of transformer blocks of a model, after the user's flags."""
-    try:
-        layers = {"num-layers": experiment.model.num_layers}
-        return read_flags(experiment.extra_flags, layers).num_layers
-    except LayoutError:  # check_layout reports it
-        return experiment.model.num_layers
+def block_layers(experiment: Experiment) -> tuple[range, ...]:
+    """Return the indices of each block's layers, after the user's flags.
+
+    A block of a GPT is one layer.
+    """
+    model = experiment.model
+    if model.pattern is not None:
+        return layer_pattern.layers_of(model.blocks)
+    count = model.num_layers
+    with contextlib.suppress(LayoutError):  # check_layout reports it
+        count = read_flags(experiment.extra_flags, {"num-layers": count}).num_layers
+    return tuple(range(n, n + 1) for n in range(count))
 
 
 def _check_conflicts(

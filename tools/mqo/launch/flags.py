@@ -66,8 +66,9 @@ def megatron_flags(
     quantizes = engine.flags(experiment.extra_flags, quant.types, quant.schedule)
     # Older releases of Transformer Engine lose gradients of layers that use quantizers.
     accumulates = not quantizes and leaves_wgrad(config) and machine.accumulates
-    model = model_flags(experiment, machine, accumulates=accumulates)
-    return [*model, *given, *config.placement.layout, *quantizes, *experiment.extra_flags]
+    layout = config.placement.layout
+    model = model_flags(experiment, machine, layout, accumulates=accumulates)
+    return [*model, *given, *layout, *quantizes, *experiment.extra_flags]
 
 
 def leaves_wgrad(config: RunConfig) -> bool:
@@ -79,10 +80,14 @@ def leaves_wgrad(config: RunConfig) -> bool:
 
 
 def model_flags(
-    experiment: Experiment, machine: Machine, *, accumulates: bool = False
+    experiment: Experiment,
+    machine: Machine,
+    layout: Sequence[str] = (),
+    *,
+    accumulates: bool = False,
 ) -> list[str]:
-    """Return the flags of the model, its training and the machine."""
-    model = architecture_flags(experiment.model, experiment.training.sequence)
+    """Return the flags of the model, in the stages of `layout`, its training and the machine."""
+    model = _architecture(experiment, layout)
     platform = platform_flags(machine, accumulates=accumulates)
     return [*model, *_training(experiment), *DTYPES[experiment.dtype], *platform]
 
@@ -98,8 +103,15 @@ def platform_flags(machine: Machine, *, accumulates: bool = False) -> list[str]:
 
 def shape_flags(experiment: Experiment, layout: Sequence[str] = ()) -> list[str]:
     """Return the flags for the sizes of model, batch and layout; the user's flags come last."""
-    model = architecture_flags(experiment.model, experiment.training.sequence)
+    model = _architecture(experiment, layout)
     return [*model, *_training(experiment), *layout, *experiment.extra_flags]
+
+
+def _architecture(experiment: Experiment, layout: Sequence[str]) -> list[str]:
+    """Return the flags of the model in the pipeline stages of `layout` and the user's flags."""
+    flags = [*layout, *experiment.extra_flags]
+    stages = read_flags(flags, {"pipeline-model-parallel-size": 1}).pipeline_model_parallel_size
+    return architecture_flags(experiment.model, experiment.training.sequence, max(1, stages))
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from mqo.errors import MqoError
 from mqo.launch import engine
 from mqo.launch.command import flag_table
+from mqo.matrix.layer_pattern import FLAG as PATTERN
 
 # Flags that only the layers of Transformer Engine or Kitchen read.
 PRECISION = re.compile(
@@ -23,7 +24,7 @@ _NEEDS = {
     r"--fp8-param-gather|--first-last-layers-bf16": ("--fp8-format", "--fp4-format"),
     r"--num-layers-at-(start|end)-in-bf16": ("--first-last-layers-bf16",),
 }
-# Flags that build a hybrid model, which pretrain_gpt.py does not train.
+# Flags of a HybridModel besides its pattern, and upstream's older names for that.
 HYBRID = re.compile(r"--((mtp-)?hybrid-(?!context-parallel).*|is-hybrid-model|mamba-.*)")
 
 
@@ -39,8 +40,8 @@ def check_flags(extra_flags: Sequence[str], added: Sequence[str] = ()) -> None:
     names = flag_table(extra_flags)
     if hybrid := _first(HYBRID, names):
         raise FlagError(
-            f"{hybrid} selects a hybrid model, but pretrain_gpt.py trains only GPTs",
-            expected="flags of a GPT",
+            f"{hybrid} was given, which only HybridModels with other layers read",
+            expected=f"a HybridModel by its pattern of layers: {PATTERN}",
             help=f"Leave {hybrid} out",
         )
     if not (flag := _first(PRECISION, names)):

@@ -11,6 +11,7 @@ from typing import Any, Literal, Self, TypeVar, cast, get_args
 from pydantic import model_validator
 
 from mqo.errors import MqoError, UnknownNameError
+from mqo.matrix import layer_pattern
 from mqo.quant import formats
 from mqo.quant.frozen_model import FrozenModel
 from mqo.quant.plugins import PLUGINS
@@ -115,11 +116,12 @@ class Moe(FrozenModel):
 
 
 class Shape(FrozenModel):
-    """The shape of a GPT, as set by upstream's flags. Sizes are in elements.
+    """The shape of a GPT, or of a HybridModel, as set by upstream's flags. Sizes are in elements.
 
     It has either grouped queries or `mla`. With grouped queries, `head_dim` is the size of a head
     if heads do not divide `hidden_size` among them; `qkv_bias` adds biases to queries, keys and
-    values, and `qk_norm` normalizes each query and key.
+    values, and `qk_norm` normalizes each query and key. A `pattern` of layers makes it a
+    HybridModel; `num_layers` are its blocks, which may be left out.
     """
 
     num_layers: int
@@ -137,6 +139,17 @@ class Shape(FrozenModel):
     qk_norm: bool = False
     mla: Mla | None = None
     moe: Moe | None = None
+    pattern: str | None = None
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Return the symbols of the layers in each block, in the terms of `mqo.matrix.layer_pattern`."""
+        if self.pattern is not None:
+            return layer_pattern.blocks_of(self.pattern)
+        attention = layer_pattern.ATTENTION if self.mla is None else layer_pattern.MLA
+        dense = self.moe.dense_layers if self.moe else self.num_layers
+        dense_blocks = (attention + layer_pattern.MLP,) * dense
+        return dense_blocks + (attention + layer_pattern.MOE,) * (self.num_layers - dense)
 
     @property
     def head_size(self) -> int:
@@ -166,6 +179,37 @@ class Shape(FrozenModel):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _count_blocks(cls, fields: Any) -> Any:
+        """Set `num_layers` to the number of blocks in a pattern, if it is not given."""
+        if isinstance(fields, dict) and isinstance(pattern := fields.get("pattern"), str):
+            return {"num_layers": len(layer_pattern.blocks_of(pattern))} | fields
+        return fields
+
+    def check_pattern(self) -> None:
+        """Raise PatternError if the pattern is not valid, or not one of a model with these sizes."""
+        if self.pattern is None:
+            return
+        sizes = {
+            layer_pattern.ATTENTION: self.num_query_groups is not None,
+            layer_pattern.MLA: self.mla is not None,
+            layer_pattern.MOE: self.moe is not None,
+        }
+        layer_pattern.check(self.pattern, sizes)
+
+    @model_validator(mode="after")
+    def _fits_pattern(self) -> Self:
+        try:
+            self.check_pattern()
+        except layer_pattern.PatternError as error:
+            raise ValueError(str(error)) from error
+        if self.num_layers != (count := len(self.blocks)):
+            raise ValueError(
+                f"num_layers = {self.num_layers}; valid: {count}, the pattern's blocks"
+            )
+        return self
+
     @model_validator(mode="after")
     def _one_attention(self) -> Self:
         if (self.num_query_groups is None) == (self.mla is None):
@@ -192,7 +236,7 @@ class Model(Shape, NamedRow):
         """Return the model `width` times narrower and `depth` times shallower.
 
         Heads become fewer and narrower, together by `width`. Their ratio to query groups or to the
-        parts of a latent head stays, and so does the kind of attention.
+        parts of a latent head stays, and so does the kind of attention. The first blocks stay.
 
         Raises:
             MqoError: a size cannot be divided.
@@ -201,9 +245,11 @@ class Model(Shape, NamedRow):
             return self
         fewer = self._fewer_heads(width)
         self._check_division(width, depth, fewer)
+        blocks = self.blocks[: self.num_layers // depth]
         return self.model_copy(
             update={
-                "num_layers": self.num_layers // depth,
+                "num_layers": len(blocks),
+                "pattern": self.pattern and "".join(blocks),
                 "hidden_size": self.hidden_size // width,
                 "ffn_hidden_size": _blocks(self.ffn_hidden_size // width),
                 "num_attention_heads": self.num_attention_heads // fewer,
@@ -244,11 +290,13 @@ class Model(Shape, NamedRow):
                     expected=f"a multiple of {divisor}",
                     help="--shrink W,D divides width and depth by other numbers",
                 )
-        dense = self.moe.dense_layers if self.moe else 0
-        if self.num_layers // depth <= dense:
+        kinds = {*"".join(self.blocks)}
+        counts = range(1, self.num_layers + 1)
+        least = next(n for n in counts if {*"".join(self.blocks[:n])} == kinds)
+        if self.num_layers // depth < least:
             raise MqoError(
                 f"{self.name} cannot be {depth} times shallower: it has {self.num_layers} layers",
-                expected=f"at least {depth * (dense + 1)} layers",
+                expected=f"at least {depth * least} layers",
                 help="--shrink W,D divides width and depth by other numbers",
             )
 

@@ -34,5 +34,16 @@ def final_norm(layer_spec: Any, default: Any) -> Any:
     from megatron.core.fusions.fused_layer_norm import FusedLayerNorm
     from megatron.core.transformer.torch_norm import WrappedTorchNorm
 
-    of_layers = getattr(layer_spec.submodules, "input_layernorm", None)
+    of_layers = getattr(getattr(layer_spec, "submodules", None), "input_layernorm", None)
     return of_layers if of_layers in (FusedLayerNorm, WrappedTorchNorm) else default
+
+
+def stack_norm(layers: Any, default: Any) -> Any:
+    """Return the norm after the last layer of a HybridModel, as `final_norm` does.
+
+    Args:
+        layers: upstream's submodules of a stack, with a ModuleSpec for each kind of layer.
+        default: upstream's choice.
+    """
+    specs = (layers.attention_layer, layers.mla_layer)
+    return next((norm for spec in specs if (norm := final_norm(spec, None))), default)

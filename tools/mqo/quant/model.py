@@ -221,7 +221,7 @@ def _rules(
         if rule.layers:
             _check_patterns("the recipe", [excludes.split(rule.layers)[1]], layers)
         path, count = _blocks(model, blocks, layers) if rule.is_of_ends else ("", 0)
-        rules += rule.rows(recipe.scope, path, count)
+        rules += rule.rows(recipe.scope, path, [[index] for index in range(count)])
     if not recipe.output_layer:
         rules += [LayerRule(f"{LINEAR}:{head}", NONE) for head in _heads(model)]
     return tuple(rules)

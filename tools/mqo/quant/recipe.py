@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -251,12 +251,12 @@ class Recipe(OperandTable):
         changes = (*self.changes, f"with {OUTPUT_LAYER}")
         return self.model_copy(update={"output_layer": True, "changes": changes})
 
-    def layer_rules(self, blocks: int | None = None) -> tuple[LayerRule, ...]:
+    def layer_rules(self, blocks: Sequence[Iterable[int]] | None = None) -> tuple[LayerRule, ...]:
         """Return the rules of quant.toml that the recipe has, as `Rule.rows` does."""
-        return tuple(row for rule in self.rules for row in rule.rows(self.scope, count=blocks))
+        return tuple(row for rule in self.rules for row in rule.rows(self.scope, blocks=blocks))
 
-    def all_rules(self, blocks: int) -> Iterator[LayerRule]:
-        """Yield the rules of quant.toml for a model with this number of transformer blocks."""
+    def all_rules(self, blocks: Sequence[Iterable[int]]) -> Iterator[LayerRule]:
+        """Yield the rules of quant.toml for a model with these layers in each block."""
         yield from self.layer_rules(blocks)
         if not self.output_layer:
             yield LayerRule(f"{LINEAR}:{OUTPUT_LAYER}", NONE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, model_validator
@@ -71,16 +71,21 @@ class Rule(FrozenModel):
         )
         return sorted({*range(first), *range(count - last, count)})
 
-    def rows(self, scope: str, path: str = BLOCKS, count: int | None = None) -> Iterator[LayerRule]:
-        """Yield the rules of quant.toml for a model with `count` transformer blocks in `path`.
+    def rows(
+        self, scope: str, path: str = BLOCKS, blocks: Sequence[Iterable[int]] | None = None
+    ) -> Iterator[LayerRule]:
+        """Yield the rules of quant.toml for a model with layers in the list `path`.
 
-        If `count` is None, a rule for blocks at the ends is one for any of them. `scope` is the
-        site, or kind of sites, of patterns that name none: 'linear:', '' for all.
+        `blocks` has the indices of each block's layers. If it is None, a rule for blocks at the
+        ends is one for any of them. `scope` is the site, or kind of sites, of patterns that name
+        none: 'linear:', '' for all.
         """
         patterns = [self.layers or "*"]
         if self.is_of_ends:
-            blocks = ["*"] if count is None else self.blocks(count)
-            patterns = [f"{path}.{block}.*" for block in blocks]
+            layers: Iterable[int | str] = ["*"]
+            if blocks is not None:
+                layers = [layer for at in self.blocks(len(blocks)) for layer in blocks[at]]
+            patterns = [f"{path}.{layer}.*" for layer in layers]
         for pattern in patterns:
             whole = pattern if ":" in pattern else f"{scope}{pattern}"
             yield LayerRule(whole, self.quant_type, self.recipe, self.parts)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from mqo.matrix.layer_pattern import MOE
 from mqo.matrix.tables import Shape
 from mqo.scale.layout import Layout
 
@@ -65,8 +66,8 @@ def total_weights(model: Shape) -> int:
 
 
 def is_sparse(model: Shape, layer: int) -> bool:
-    """Return whether the layer has experts."""
-    return model.moe is not None and layer >= model.moe.dense_layers
+    """Return whether the block has experts."""
+    return MOE in model.blocks[layer]
 
 
 def _mlp(model: Shape, width: int) -> int:

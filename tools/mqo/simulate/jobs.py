@@ -44,7 +44,8 @@ class RunJob:
         """Return the job of a run on a machine; `types` are the quant types in its source."""
         experiment = config.experiment
         sizes = (*vocabulary_flags(experiment), "--no-create-attention-mask-in-dataloader")
-        own = (*model_flags(experiment, machine), *config.placement.layout, *experiment.extra_flags)
+        layout = config.placement.layout
+        own = (*model_flags(experiment, machine, layout), *layout, *experiment.extra_flags)
         flags = (*sizes, *own, *distillation_flags(experiment))
         # No measurements, because these read values.
         recording = config.recording.options | {"every": 0, "dump": ()}

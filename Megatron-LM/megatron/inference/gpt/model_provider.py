@@ -47,7 +47,7 @@ def model_provider(
     """
     del pg_collection
     args = get_args()
-    model = releases.build_gpt(
+    model = releases.build(
         args,
         pre_process=pre_process,
         post_process=post_process,
@@ -113,7 +113,7 @@ def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreG
 
     `config` are the arguments from `load_teacher_config`; `model_kwargs` those of `model_provider`.
     """
-    teacher = releases.build_gpt(config, **model_kwargs)
+    teacher = releases.build(config, **model_kwargs)
     load_teacher(teacher, get_args())
     return exempt(teacher.requires_grad_(False).eval())
 

@@ -89,6 +89,20 @@ def bare_model(args: Namespace, provider: Provider) -> torch.nn.Module:
     return model
 
 
+def build(
+    args: Namespace, config: TransformerConfig | None = None, **parts: Any
+) -> torch.nn.Module:
+    """Return upstream's model of `args`: a HybridModel if they have its pattern, else a GPT.
+
+    `parts` are the other parameters of `build_gpt`.
+    """
+    if not getattr(args, "hybrid_layer_pattern", None):
+        return build_gpt(args, config=config, **parts)
+    from .hybrid import build_hybrid  # not in all releases
+
+    return build_hybrid(args, config, **{"vp_stage": None} | parts)
+
+
 def build_gpt(
     args: Namespace,
     *,

@@ -1,0 +1,96 @@
+"""Choose upstream's model class: GPTModel, or HybridModel with a pattern of layers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal, TypeVar
+
+from mqo.errors import LayoutError
+from mqo.launch import engine
+from mqo.launch.command import flag_table
+from mqo.matrix.layer_pattern import FLAG, PatternError, blocks_of
+from mqo.matrix.tables import Shape
+
+ModelClass = Literal["gpt", "hybrid"]
+GPT: ModelClass = "gpt"
+HYBRID: ModelClass = "hybrid"
+OPTION = "--model-class"
+# Flags that upstream ignores or refuses for a HybridModel: the pattern says the same.
+_IN_PATTERN = re.compile(
+    r"--(num-layers(-per-virtual-pipeline-stage)?|num-virtual-stages-per-pipeline-rank"
+    r"|moe-layer-freq|pipeline-model-parallel-layout|decoder-(first|last)-pipeline-num-layers"
+    r"|account-for-(embedding|loss)-in-pipeline-split)"
+)
+# Flags of layers that this project does not build in a HybridModel.
+_OTHER_LAYERS = re.compile(r"--(spec|heterogeneous-layers-.*|yaml-cfg)")
+AnyShape = TypeVar("AnyShape", bound=Shape)
+
+
+def chosen_model(
+    model: AnyShape, model_class: ModelClass | None, flags: Sequence[str]
+) -> tuple[AnyShape, str | None, tuple[str, ...]]:
+    """Return the model of the chosen class, the pattern in `flags`, and the other flags.
+
+    Args:
+        model: the model in the sizes to train.
+        model_class: None for the class that the model or the flags imply.
+        flags: the user's flags for Megatron.
+
+    Raises:
+        PatternError: the pattern is not valid, or does not fit the model, its class or other flags.
+        LayoutError: a flag has no effect in a HybridModel.
+    """
+    given = flag_table(flags)
+    pattern = given.get(FLAG)
+    if pattern is None and model.pattern is None and model_class != HYBRID:
+        return model, None, tuple(flags)
+    if model_class == GPT:
+        source = f"{FLAG} {pattern}" if pattern else f"the pattern of the model, {model.pattern}"
+        raise PatternError(
+            f"{OPTION} {GPT} was given, but {source} selects a HybridModel",
+            expected=f"no {OPTION}, or {OPTION} {HYBRID}",
+        )
+    rest = without_pattern(flags)
+    _check_flags(rest)
+    return _with_pattern(model, pattern or model.pattern or "".join(model.blocks)), pattern, rest
+
+
+def _with_pattern(model: AnyShape, pattern: str) -> AnyShape:
+    """Return the model with a pattern; PatternError if they do not fit."""
+    blocks = len(blocks_of(pattern))
+    hybrid = model.model_copy(update={"pattern": pattern, "num_layers": blocks})
+    hybrid.check_pattern()
+    return hybrid
+
+
+def without_pattern(flags: Sequence[str]) -> tuple[str, ...]:
+    """Return the flags without any mention of the pattern."""
+    rest, words = [], iter(flags)
+    for word in words:
+        if word == FLAG:
+            next(words, None)
+        elif not word.startswith(f"{FLAG}="):
+            rest.append(word)
+    return tuple(rest)
+
+
+def _check_flags(flags: Sequence[str]) -> None:
+    """Raise LayoutError for the first flag that has no effect in a HybridModel of local layers."""
+    names = flag_table(flags)
+    for name in filter(_IN_PATTERN.fullmatch, names):
+        raise LayoutError(
+            f"{name} has no effect in a HybridModel: its pattern of layers says the same",
+            expected=f"{FLAG} with the layers, and | between pipeline stages",
+        )
+    for name in filter(_OTHER_LAYERS.fullmatch, names):
+        raise LayoutError(
+            f"{name} selects other layers than those of a HybridModel's pattern",
+            expected=f"either {name} or {FLAG}",
+        )
+    if engine.is_asked(flags):
+        raise LayoutError(
+            f"--transformer-impl {engine.NAME} was given, but HybridModels are trained here only "
+            "with local layers",
+            expected="local layers, the default",
+        )
