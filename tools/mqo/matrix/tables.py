@@ -227,7 +227,7 @@ class Shape(FrozenModel):
         return fields
 
     def check_pattern(self) -> None:
-        """Raise PatternError if the pattern is not valid, or not one of a model with these sizes."""
+        """Raise PatternError if the pattern is not valid, or does not fit the sizes."""
         if self.pattern is None:
             if self.mamba is not None:
                 raise layer_pattern.PatternError(

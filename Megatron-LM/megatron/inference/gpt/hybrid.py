@@ -38,7 +38,7 @@ def build_hybrid(
     parallel_output: bool,
     vp_stage: int | None,
 ) -> HybridModel:
-    """Return this rank's part of the HybridModel of `args`; the parameters are as in `build_gpt`."""
+    """Return this rank's part of the HybridModel of `args`; parameters are as in `build_gpt`."""
     groups = ProcessGroupCollection.use_mpu_process_groups()
     config = config or core_transformer_config_from_args(args)
     setattr(config, FACTOR, args.rope_scaling_factor if args.use_rope_scaling else None)
