@@ -182,7 +182,7 @@ class Shape(FrozenModel):
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Return the symbols of the layers in each block, in the terms of `mqo.matrix.layer_pattern`."""
+        """Return the symbols of the layers in each block, as `layer_pattern` defines them."""
         if self.pattern is not None:
             return layer_pattern.blocks_of(self.pattern)
         attention = layer_pattern.ATTENTION if self.mla is None else layer_pattern.MLA
@@ -227,7 +227,7 @@ class Shape(FrozenModel):
         return fields
 
     def check_pattern(self) -> None:
-        """Raise PatternError if the pattern is not valid, or does not fit the sizes."""
+        """Raise PatternError if the pattern is not valid, or does not fit the other sizes."""
         if self.pattern is None:
             if self.mamba is not None:
                 raise layer_pattern.PatternError(

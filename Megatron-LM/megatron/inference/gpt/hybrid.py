@@ -72,8 +72,11 @@ def local_stack(args: Namespace, config: TransformerConfig) -> ModuleSpec:
     }
     dense = get_gpt_layer_local_submodules(**norms)
     attention = ModuleSpec(TransformerLayer, submodules=_part(dense, _ATTENTION))
+    kind = "mla_layer" if config.multi_latent_attention else "attention_layer"
+    if kind not in {field.name for field in fields(HybridStackSubmodules)}:
+        raise ValueError("MLA in a HybridModel: this program needs Megatron 0.19 for it")
     layers = {
-        "mla_layer" if config.multi_latent_attention else "attention_layer": attention,
+        kind: attention,
         "mlp_layer": ModuleSpec(MLPLayer, submodules=_part(dense, _MLP)),
         "mamba_layer": mamba_layer(config),
     }
