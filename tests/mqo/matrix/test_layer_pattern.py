@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from mqo.matrix import tables
 from mqo.matrix.layer_pattern import (
     ATTENTION,
+    MAMBA,
     MLA,
     MOE,
     PatternError,
@@ -25,6 +26,7 @@ PATTERNS = st.text("*-E", min_size=1)
         ("+-|+E", ("+-", "+E")),
         ("*--**E", ("*--", "*", "*E")),
         ("-E*-", ("-E", "*-")),
+        ("M-MM*-", ("M-", "M", "M", "*-")),
     ],
 )
 def test_a_block_is_a_mixer_and_the_layers_behind_it(pattern, blocks):
@@ -80,7 +82,7 @@ def test_given_stages_are_kept(pattern, stages, expected):
         assert in_stages(pattern, stages) == expected
 
 
-SIZES = {ATTENTION: True, MLA: False, MOE: True}
+SIZES = {ATTENTION: True, MLA: False, MOE: True, MAMBA: False}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,8 @@ SIZES = {ATTENTION: True, MLA: False, MOE: True}
         ("*-*E|", SIZES, "without layers"),
         ("*-xE", SIZES, "'x'"),
         ("M-*E", SIZES, "Mamba"),
+        ("*E", SIZES | {MAMBA: True}, "no Mamba"),
+        ("G-*E", SIZES, "gated delta nets"),
         ("*-*E/*-", SIZES, "multi-token"),
         ("*-+E", SIZES, "MLA"),
         ("*-*-", SIZES, "experts"),

@@ -27,6 +27,8 @@ RANKS = [
     ("own", Layout(1), 0, 0),
     ("own", Layout(8, tensor=2, pipeline=2), 7, 1),
     ("experts", Layout(8, tensor=2, expert=2), 5, 0),
+    ("mamba", Layout(1), 0, 0),
+    ("mamba", Layout(8, tensor=2, pipeline=2), 7, 1),
 ]
 # Own norms of queries and keys, biases, and heads that are wider than the layer.
 OWN = """
@@ -68,14 +70,27 @@ renormalized = true
 """
 )
 
+MAMBA = (
+    OWN.replace("num_layers = 4", 'pattern = "M-MM*-"')
+    + """
+[mamba]
+num_heads = 16
+head_dim = 64
+num_groups = 2
+state_dim = 32
+"""
+)
+
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     """{name: the argument of --model}, also of own models."""
-    files = {name: tmp_path_factory.mktemp(name) / f"{name}.toml" for name in ("own", "experts")}
-    files["own"].write_text(OWN)
-    files["experts"].write_text(EXPERTS)
-    own = {name: str(file) for name, file in files.items()}
+    texts = {"own": OWN, "experts": EXPERTS, "mamba": MAMBA}
+    own = {}
+    for name, text in texts.items():
+        file = tmp_path_factory.mktemp(name) / f"{name}.toml"
+        file.write_text(text)
+        own[name] = str(file)
     return {name: name for name in tables.models()} | own
 
 

@@ -1,8 +1,9 @@
 """Read a pattern of layers, and group its layers to blocks.
 
-Upstream's HybridModel has a layer for each symbol: attention (`*`), MLA (`+`), an MLP (`-`) or
-experts (`E`). A `|` ends a pipeline stage. A block is a mixer (attention or MLA) and the layers
-behind it up to the next mixer, so `*-*-` has the two blocks of a GPT with two layers.
+Upstream's HybridModel has a layer for each symbol: attention (`*`), MLA (`+`), Mamba-2 (`M`), an
+MLP (`-`) or experts (`E`). A `|` ends a pipeline stage. A block is a mixer (attention, MLA or
+Mamba-2) and the layers behind it up to the next mixer, so `*-*-` has the two blocks of a GPT with
+two layers, and `MM-*` has the three blocks `M`, `M-` and `*`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ from collections.abc import Mapping, Sequence
 from mqo.errors import MqoError
 
 FLAG = "--hybrid-layer-pattern"
-ATTENTION, MLA, MLP, MOE, STAGE = "*", "+", "-", "E", "|"
-_MIXERS = (ATTENTION, MLA)
-_LAYERS = {ATTENTION: "attention", MLA: "MLA", MLP: "MLP", MOE: "experts"}
+ATTENTION, MLA, MAMBA, MLP, MOE, STAGE = "*", "+", "M", "-", "E", "|"
+_MIXERS = (ATTENTION, MLA, MAMBA)
+_LAYERS = {ATTENTION: "attention", MLA: "MLA", MAMBA: "Mamba", MLP: "MLP", MOE: "experts"}
 _VALID = ", ".join(f"{symbol} ({layer})" for symbol, layer in _LAYERS.items())
 _EXPECTED = f"{_VALID}, and {STAGE} between pipeline stages"
 # Symbols of upstream that this project does not train.
 _UNSUPPORTED = {
-    "M": "Mamba layers",
     "G": "gated delta nets",
     "D": "sparse attention",
     "/": "multi-token prediction",

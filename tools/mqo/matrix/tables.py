@@ -115,6 +115,44 @@ class Moe(FrozenModel):
         return self.model_copy(update=smaller)
 
 
+class Mamba(FrozenModel):
+    """The heads of Mamba-2 layers; `num_groups` groups of them share their projections B and C."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+
+    @property
+    def inner_size(self) -> int:
+        """Return the size of all heads, the input of the output projection."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Return the channels of the convolution: the inputs of the heads, B and C."""
+        return self.inner_size + 2 * self.num_groups * self.state_dim
+
+    @property
+    def projection_size(self) -> int:
+        """Return the outputs of the input projection: gates, those channels, and step sizes."""
+        return self.inner_size + self.conv_size + self.num_heads
+
+    def narrowed(self, width: int) -> Self:
+        """Return `width` times fewer heads, with as many of them in a group if possible."""
+        fewer = {
+            "num_heads": self.num_heads // width,
+            "num_groups": self.num_groups // math.gcd(width, self.num_groups),
+        }
+        return self.model_copy(update=fewer)
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        if self.num_heads % self.num_groups:
+            raise ValueError(f"num_groups = {self.num_groups}; valid: a divisor of num_heads")
+        return self
+
+
 class Shape(FrozenModel):
     """The shape of a GPT, or of a HybridModel, as set by upstream's flags. Sizes are in elements.
 
@@ -139,6 +177,7 @@ class Shape(FrozenModel):
     qk_norm: bool = False
     mla: Mla | None = None
     moe: Moe | None = None
+    mamba: Mamba | None = None
     pattern: str | None = None
 
     @property
@@ -190,11 +229,17 @@ class Shape(FrozenModel):
     def check_pattern(self) -> None:
         """Raise PatternError if the pattern is not valid, or does not fit the other sizes."""
         if self.pattern is None:
+            if self.mamba is not None:
+                raise layer_pattern.PatternError(
+                    "The model has sizes of Mamba layers, but no pattern of layers",
+                    expected=f"a pattern with {layer_pattern.MAMBA}",
+                )
             return
         sizes = {
             layer_pattern.ATTENTION: self.num_query_groups is not None,
             layer_pattern.MLA: self.mla is not None,
             layer_pattern.MOE: self.moe is not None,
+            layer_pattern.MAMBA: self.mamba is not None,
         }
         layer_pattern.check(self.pattern, sizes)
 
@@ -257,6 +302,7 @@ class Model(Shape, NamedRow):
                 "head_dim": self.head_dim and self.head_dim // (width // fewer),
                 "mla": self.mla and self.mla.narrowed(width, width // fewer),
                 "moe": self.moe and self.moe.narrowed(width),
+                "mamba": self.mamba and self.mamba.narrowed(width),
             }
         )
 
@@ -283,6 +329,8 @@ class Model(Shape, NamedRow):
         }
         if self.moe:
             sizes["num_experts"] = (self.moe.num_experts, width)
+        if self.mamba:
+            sizes["mamba.num_heads"] = (self.mamba.num_heads, width)
         for name, (size, divisor) in sizes.items():
             if size % divisor:
                 raise MqoError(
