@@ -70,7 +70,7 @@ def test_a_layer_keeps_what_autograd_holds_of_it(counted, case):
     model, attention, scores = CASES[case]
     norms = 2 * model.hidden_size + (model.mla.kv_lora_rank if model.mla else 0)
     norms += model.qk_norm * (4 + 2) * model.head_size
-    expected = layer_values(model, 0, attention) + scores + 3 * norms
+    expected = layer_values(model, model.blocks[0], attention) + scores + 3 * norms
     assert counted[case] == pytest.approx(expected, rel=0.01)
 
 
@@ -95,8 +95,8 @@ def test_packed_inputs_free_what_autograd_no_longer_holds(counted, case):
     name, _, kind = case.rpartition(", ")
     model, attention, _ = CASES[name]
     less = BF16 * (counted[name] - counted[case])
-    assert layer_packed(model, 0, attention, kind) == pytest.approx(less, rel=0.01)
-    assert layer_packed(model, 0, attention, "none") == 0
+    assert layer_packed(model, model.blocks[0], attention, kind) == pytest.approx(less, rel=0.01)
+    assert layer_packed(model, model.blocks[0], attention, "none") == 0
 
 
 @pytest.mark.parametrize("kind", tables.quant_types())

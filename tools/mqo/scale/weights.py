@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mqo.matrix.layer_pattern import MOE
+from mqo.matrix.layer_pattern import MIXERS, MLP, MOE
 from mqo.matrix.tables import Shape
 from mqo.scale.layout import Layout
 
@@ -36,12 +36,11 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     table = padded_vocabulary(model, layout) * hidden // tensor
     # A tied embedding is also the head, and the last of several stages has a copy of it.
     tables = (stage == 0) + last * (layout.pipeline > 1 or not model.tied_embeddings)
-    layers = layout.layers(model, stage)
-    dense = sum(not is_sparse(model, layer) for layer in layers)
-    sparse = len(layers) - dense
-    linear = len(layers) * _attention(model, tensor) + last * table
-    linear += dense * _mlp(model, model.ffn_hidden_size) // tensor
-    norms = len(layers) * (2 * hidden + _vectors(model, tensor))
+    parts = "".join(layout.layers(model, stage))
+    mixers, sparse = sum(map(parts.count, MIXERS)), parts.count(MOE)
+    linear = mixers * _attention(model, tensor) + last * table
+    linear += parts.count(MLP) * _mlp(model, model.ffn_hidden_size) // tensor
+    norms = len(parts) * hidden + mixers * _vectors(model, tensor)
     expert = routers = 0
     if model.moe:
         linear += sparse * _mlp(model, model.moe.shared_ffn_size) // tensor
@@ -63,11 +62,6 @@ def total_weights(model: Shape) -> int:
     weights = rank_weights(model, layout, 0)
     rows = (padded_vocabulary(model, layout) - model.vocab_size) * (2 - model.tied_embeddings)
     return weights.dense + weights.expert - rows * model.hidden_size
-
-
-def is_sparse(model: Shape, layer: int) -> bool:
-    """Return whether the block has experts."""
-    return MOE in model.blocks[layer]
 
 
 def _mlp(model: Shape, width: int) -> int:
