@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from mqo.matrix.layer_pattern import ATTENTION, MAMBA, MLA, MLP, MOE
+from mqo.matrix.layer_pattern import ATTENTIONS, MAMBA, MLP, MOE
 from mqo.matrix.tables import Mamba, Shape
 from mqo.scale.layout import Layout
 
@@ -38,8 +38,8 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     table = padded_vocabulary(model, layout) * hidden // tensor
     # A tied embedding is also the head, and the last of several stages has a copy of it.
     tables = (stage == 0) + last * (layout.pipeline > 1 or not model.tied_embeddings)
-    count = Counter("".join(model.blocks[block] for block in layout.layers(model, stage)))
-    attention, sparse = count[ATTENTION] + count[MLA], count[MOE]
+    count = Counter("".join(layout.layers(model, stage)))
+    attention, sparse = sum(count[kind] for kind in ATTENTIONS), count[MOE]
     linear = attention * _attention(model, tensor) + last * table
     linear += count[MLP] * _mlp(model, model.ffn_hidden_size) // tensor
     norms = count.total() * hidden + attention * _vectors(model, tensor)
@@ -70,11 +70,6 @@ def total_weights(model: Shape) -> int:
     weights = rank_weights(model, layout, 0)
     rows = (padded_vocabulary(model, layout) - model.vocab_size) * (2 - model.tied_embeddings)
     return weights.dense + weights.expert - rows * model.hidden_size
-
-
-def is_sparse(model: Shape, layer: int) -> bool:
-    """Return whether the block has experts."""
-    return MOE in model.blocks[layer]
 
 
 def _mlp(model: Shape, width: int) -> int:
