@@ -217,11 +217,12 @@ def test_only_a_gain_of_operands_rounded_stochastically_goes_with_the_rounding(t
 def test_kept_blocks_and_the_output_layer_are_rules():
     recipe = recipes.read("nvfp4")
     kept = [f"linear:decoder.layers.{block}.*" for block in (0, 14, 15)]
-    rows = list(recipe.all_rules(16))
+    blocks = [[block] for block in range(16)]
+    rows = list(recipe.all_rules(blocks))
     assert [row.layers for row in rows] == [*kept, "linear:output_layer"]
     assert {row.quant_type for row in rows} == {"none"}
     changed = recipes.changed(recipe, [KEPT], ["output_layer"])
-    assert list(changed.all_rules(16)) == []
+    assert list(changed.all_rules(blocks)) == []
     assert changed.label == "nvfp4 recipe without kept-blocks with output_layer"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mqo.launch.command import flag_table
 from mqo.matrix import layer_pattern, tables
-from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Yarn
+from mqo.matrix.tables import Llama3Rope, Mamba, Mla, Moe, Shape, Yarn
 
 # Flags of `architecture_flags` that configure the training: no value of them changes the model.
 _OF_TRAINING = frozenset(
@@ -86,7 +86,8 @@ def architecture_flags(model: Shape, sequence: int, stages: int = 1) -> list[str
     flags = [
         f"--num-layers {model.num_layers}"
         if model.pattern is None
-        else f"{layer_pattern.FLAG} {layer_pattern.in_stages(model.pattern, stages)}",
+        # A pattern that begins with an MLP (-) would be read as a flag.
+        else f"{layer_pattern.FLAG}={layer_pattern.in_stages(model.pattern, stages)}",
         f"--hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",
@@ -97,6 +98,7 @@ def architecture_flags(model: Shape, sequence: int, stages: int = 1) -> list[str
         _rope(model),
         _moe(model.moe) if model.moe else "",
         _expert_layers(model),
+        _mamba(model.mamba) if model.mamba else "",
         f"--seq-length {sequence} --max-position-embeddings {sequence}",
         "--make-vocab-size-divisible-by 128",
     ]
@@ -145,6 +147,14 @@ def _expert_layers(model: Shape) -> str:
         return ""
     dense = model.moe.dense_layers
     return f"--moe-layer-freq [0]*{dense}+[1]*{model.num_layers - dense}"
+
+
+def _mamba(mamba: Mamba) -> str:
+    """Return the flags of Mamba-2 layers."""
+    return (
+        f"--mamba-num-heads {mamba.num_heads} --mamba-head-dim {mamba.head_dim} "
+        f"--mamba-num-groups {mamba.num_groups} --mamba-state-dim {mamba.state_dim}"
+    )
 
 
 def _moe(moe: Moe) -> str:

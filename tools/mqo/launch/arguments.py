@@ -249,8 +249,10 @@ def config_from(
     where["nproc_per_node"] = args.nproc_per_node or max(1, gpus)
     recipe, without = _recipe(args)
     outputs = ("checkpoint", "tensorboard")
-    plain = ("dtype", "gemms", *outputs, "name", "model_class", "teacher", "distillation_config")
-    plain = (*plain, "megatron")
+    plain = (
+        *("dtype", "gemms", "name", "model_class", *outputs),
+        *("teacher", "distillation_config", "megatron"),
+    )
     config = resolve(
         args.model,
         args.dataset,

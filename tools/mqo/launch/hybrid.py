@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, TypeVar
 
 from mqo.errors import LayoutError
@@ -16,14 +17,21 @@ ModelClass = Literal["gpt", "hybrid"]
 GPT: ModelClass = "gpt"
 HYBRID: ModelClass = "hybrid"
 OPTION = "--model-class"
-# Flags that upstream ignores or refuses for a HybridModel: the pattern says the same.
-_IN_PATTERN = re.compile(
-    r"--(num-layers(-per-virtual-pipeline-stage)?|num-virtual-stages-per-pipeline-rank"
-    r"|moe-layer-freq|pipeline-model-parallel-layout|decoder-(first|last)-pipeline-num-layers"
-    r"|account-for-(embedding|loss)-in-pipeline-split)"
-)
-# Flags of layers that this project does not build in a HybridModel.
-_OTHER_LAYERS = re.compile(r"--(spec|heterogeneous-layers-.*|yaml-cfg)")
+# {flags without effect, or with another one, in a HybridModel of local layers: the reason}
+_REFUSED = {
+    r"--num-layers(-per-virtual-pipeline-stage)?|--num-virtual-stages-per-pipeline-rank"
+    r"|--moe-layer-freq|--pipeline-model-parallel-layout"
+    r"|--decoder-(first|last)-pipeline-num-layers"
+    r"|--account-for-(embedding|loss)-in-pipeline-split": (
+        f"its pattern of layers says the same: {FLAG}, with | between pipeline stages"
+    ),
+    r"--mtp-.*": "multi-token prediction is not supported in it",
+    r"--spec|--heterogeneous-layers-.*|--yaml-cfg|--experimental-attention-variant": (
+        "it selects other layers than the pattern"
+    ),
+    r"--no-rope-freq|--window-attn-skip-freq": "it counts layers, of which a block has several",
+    r"--mla-down-proj-fusion|--inference-.*": "it needs layers of Transformer Engine",
+}
 AnyShape = TypeVar("AnyShape", bound=Shape)
 
 
@@ -76,21 +84,26 @@ def without_pattern(flags: Sequence[str]) -> tuple[str, ...]:
 
 
 def _check_flags(flags: Sequence[str]) -> None:
-    """Raise LayoutError for the first flag that has no effect in a HybridModel of local layers."""
-    names = flag_table(flags)
-    for name in filter(_IN_PATTERN.fullmatch, names):
-        raise LayoutError(
-            f"{name} has no effect in a HybridModel: its pattern of layers says the same",
-            expected=f"{FLAG} with the layers, and | between pipeline stages",
-        )
-    for name in filter(_OTHER_LAYERS.fullmatch, names):
-        raise LayoutError(
-            f"{name} selects other layers than those of a HybridModel's pattern",
-            expected=f"either {name} or {FLAG}",
-        )
+    """Raise LayoutError for the first flag that a HybridModel of local layers does not support."""
+    for name in flag_table(flags):
+        for pattern, reason in _REFUSED.items():
+            if re.fullmatch(pattern, name):
+                raise LayoutError(
+                    f"{name} was given for a HybridModel: {reason}", expected=f"no {name}"
+                )
     if engine.is_asked(flags):
         raise LayoutError(
             f"--transformer-impl {engine.NAME} was given, but HybridModels are trained here only "
             "with local layers",
             expected="local layers, the default",
+        )
+
+
+def check_checkout(model: Shape, megatron: Path | None) -> None:
+    """Raise PatternError for a HybridModel in a checkout, whose pretrain_gpt.py builds GPTs."""
+    if model.pattern is not None and megatron is not None:
+        raise PatternError(
+            f"A HybridModel ({FLAG}) cannot be trained with --megatron {megatron}: its "
+            "pretrain_gpt.py builds a GPT",
+            expected="one of the two",
         )

@@ -16,6 +16,7 @@ from mqo.launch.checkpoints import TRACKER, newest, require_tracker, saved
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.effects import check_effects
 from mqo.launch.flags import RunData, length
+from mqo.launch.hybrid import check_checkout
 from mqo.launch.layout import check_layout
 from mqo.launch.length import check_length
 from mqo.launch.machine import Machine, detect
@@ -49,6 +50,7 @@ def check_config(
     check_length(experiment)
     quant, flags = config.quantization, experiment.extra_flags
     check_flags(flags, engine.flags(flags, quant.types, quant.schedule))
+    check_checkout(experiment.model, config.placement.megatron)
     if quant.types is not None:  # else the tree gives them
         check_effects(config, quant.types)
     for check in (_check_nodes, _check_teacher, _check_pair, _check_tokenizer, _check_data):

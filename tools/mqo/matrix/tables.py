@@ -115,6 +115,44 @@ class Moe(FrozenModel):
         return self.model_copy(update=smaller)
 
 
+class Mamba(FrozenModel):
+    """The heads of Mamba-2 layers; `num_groups` groups of them share their projections B and C."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+
+    @property
+    def inner_size(self) -> int:
+        """Return the size of all heads, the input of the output projection."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Return the channels of the convolution: the inputs of the heads, B and C."""
+        return self.inner_size + 2 * self.num_groups * self.state_dim
+
+    @property
+    def projection_size(self) -> int:
+        """Return the outputs of the input projection: gates, those channels, and step sizes."""
+        return self.inner_size + self.conv_size + self.num_heads
+
+    def narrowed(self, width: int) -> Self:
+        """Return `width` times fewer heads, with as many of them in a group if possible."""
+        fewer = {
+            "num_heads": self.num_heads // width,
+            "num_groups": self.num_groups // math.gcd(width, self.num_groups),
+        }
+        return self.model_copy(update=fewer)
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        if self.num_heads % self.num_groups:
+            raise ValueError(f"num_groups = {self.num_groups}; valid: a divisor of num_heads")
+        return self
+
+
 class Shape(FrozenModel):
     """The shape of a GPT, or of a HybridModel, as set by upstream's flags. Sizes are in elements.
 
@@ -139,17 +177,24 @@ class Shape(FrozenModel):
     qk_norm: bool = False
     mla: Mla | None = None
     moe: Moe | None = None
+    mamba: Mamba | None = None
     pattern: str | None = None
 
     @property
     def blocks(self) -> tuple[str, ...]:
-        """Return the symbols of the layers in each block, in the terms of `mqo.matrix.layer_pattern`."""
+        """Return the symbols of the layers in each block, as `layer_pattern` defines them."""
         if self.pattern is not None:
             return layer_pattern.blocks_of(self.pattern)
         attention = layer_pattern.ATTENTION if self.mla is None else layer_pattern.MLA
         dense = self.moe.dense_layers if self.moe else self.num_layers
         dense_blocks = (attention + layer_pattern.MLP,) * dense
         return dense_blocks + (attention + layer_pattern.MOE,) * (self.num_layers - dense)
+
+    @property
+    def gpt(self) -> Self | None:
+        """Return the GPT with these layers; None if its blocks differ, or `|` ends a stage."""
+        gpt = self.model_copy(update={"pattern": None})
+        return gpt if self.pattern in (None, "".join(gpt.blocks)) else None
 
     @property
     def head_size(self) -> int:
@@ -188,13 +233,19 @@ class Shape(FrozenModel):
         return fields
 
     def check_pattern(self) -> None:
-        """Raise PatternError if the pattern is not valid, or not one of a model with these sizes."""
+        """Raise PatternError if the pattern is not valid, or does not fit the other sizes."""
         if self.pattern is None:
+            if self.mamba is not None:
+                raise layer_pattern.PatternError(
+                    "The model has sizes of Mamba layers, but no pattern of layers",
+                    expected=f"a pattern with {layer_pattern.MAMBA}",
+                )
             return
         sizes = {
             layer_pattern.ATTENTION: self.num_query_groups is not None,
             layer_pattern.MLA: self.mla is not None,
             layer_pattern.MOE: self.moe is not None,
+            layer_pattern.MAMBA: self.mamba is not None,
         }
         layer_pattern.check(self.pattern, sizes)
 
@@ -257,6 +308,7 @@ class Model(Shape, NamedRow):
                 "head_dim": self.head_dim and self.head_dim // (width // fewer),
                 "mla": self.mla and self.mla.narrowed(width, width // fewer),
                 "moe": self.moe and self.moe.narrowed(width),
+                "mamba": self.mamba and self.mamba.narrowed(width),
             }
         )
 
@@ -283,6 +335,8 @@ class Model(Shape, NamedRow):
         }
         if self.moe:
             sizes["num_experts"] = (self.moe.num_experts, width)
+        if self.mamba:
+            sizes["mamba.num_heads"] = (self.mamba.num_heads, width)
         for name, (size, divisor) in sizes.items():
             if size % divisor:
                 raise MqoError(

@@ -45,5 +45,6 @@ def stack_norm(layers: Any, default: Any) -> Any:
         layers: upstream's submodules of a stack, with a ModuleSpec for each kind of layer.
         default: upstream's choice.
     """
-    specs = (layers.attention_layer, layers.mla_layer)
+    # 0.18 has no layers with MLA.
+    specs = (getattr(layers, kind, None) for kind in ("attention_layer", "mla_layer"))
     return next((norm for spec in specs if (norm := final_norm(spec, None))), default)

@@ -8,12 +8,13 @@ same tensors on the CPU.
 from dataclasses import dataclass, fields
 from typing import Literal
 
+from mqo.matrix.layer_pattern import ATTENTIONS, MOE
 from mqo.matrix.tables import NONE, Dtype, Mode, Shape, Training
 from mqo.megatron.attention import chunks
 from mqo.quant import formats
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
-from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
+from mqo.scale.weights import Weights, padded_vocabulary, rank_weights
 
 # How local attention runs: in chunks if PV has a type, unfused if the user's flags need it;
 # core_attn is attention that is recomputed as a whole.
@@ -101,6 +102,7 @@ def stage_memory(
     weights, width = rank_weights(model, layout, stage), WIDTH[dtype]
     count = weights.dense + weights.expert
     layers = layout.layers(model, stage)
+    mixers = sum(part in ATTENTIONS for layer in layers for part in layer)
     attention, linear = arithmetic.attention, arithmetic.linear
     if layout.recompute == "core_attn":
         attention = "core_attn"
@@ -116,7 +118,7 @@ def stage_memory(
     last = stage == layout.pipeline - 1
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
-    scored = len(layers) * in_flight if layout.recompute == "none" else 1
+    scored = mixers * in_flight if layout.recompute == "none" else 1
     rounded = _rounded(model, training, layout, weights) * (arithmetic.copies > 0)
     chunks = _chunks(model, training, layout, width) * (arithmetic.attention == "chunked")
     scores = _scores(model, training, layout, scored, width) * (arithmetic.attention == "unfused")
@@ -158,20 +160,27 @@ def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
     return each * weights.dense // dense + each * weights.expert // expert
 
 
-def layer_values(model: Shape, layer: int, attention: Attention, *, uneven: float = 1) -> int:
+def layer_values(model: Shape, layer: str, attention: Attention, *, uneven: float = 1) -> int:
     """Return the number of values per token that a layer keeps for backward, without scores.
 
-    Both norms keep their input and their output, which is the input of the next linear layers. The
-    rotation keeps sines and cosines, twice, per sequence: counted per token, as for micro-batches
-    of one sequence. `uneven` is a rank's tokens for experts relative to an even share.
+    `layer` are the symbols of its parts; each part has a norm, which keeps its input and its
+    output, the input of the next linear layers. The rotation keeps sines and cosines, twice, per
+    sequence: counted per token, as for micro-batches of one sequence. `uneven` is a rank's tokens
+    for experts relative to an even share.
     """
-    kept, rotated = (_latent if model.mla else _grouped)(model, attention)
-    return 4 * model.hidden_size + kept + 4 * rotated + _mlp(model, layer, uneven)
+    values = 2 * model.hidden_size * len(layer)
+    for part in layer:
+        if part in ATTENTIONS:
+            kept, rotated = (_latent if model.mla else _grouped)(model, attention)
+            values += kept + 4 * rotated
+        else:
+            values += _experts(model, uneven) if part == MOE else 3 * model.ffn_hidden_size
+    return values
 
 
 def layer_packed(
     model: Shape,
-    layer: int,
+    layer: str,
     attention: Attention,
     linear: str,
     *,
@@ -185,23 +194,31 @@ def layer_packed(
     it: fused attention keeps its output, unless values were padded, and a router keeps its input.
     Experts pack like other linear layers.
     """
+    inputs = (
+        _mixer_inputs(model, attention) if part in ATTENTIONS else _mlp_inputs(model, part, uneven)
+        for part in layer
+    )
+    return sum(_saved(freed, codes, linear, width) for freed, codes in inputs)
+
+
+def _mixer_inputs(model: Shape, attention: Attention) -> tuple[int, int]:
+    """Return the freed values and the codes per token of attention's linear inputs."""
     hidden, mla = model.hidden_size, model.mla
-    codes = freed = hidden  # the output of the first norm
     if mla is None:
-        codes += model.heads_size
-        freed += model.heads_size * (attention != "fused")
-    else:
-        context = mla.kv_lora_rank + model.num_attention_heads * mla.v_head_dim
-        codes += hidden + context
-        freed += context
-    if is_sparse(model, layer):
-        assert model.moe is not None
-        moe = model.moe
-        own = moe.shared_ffn_size + int(uneven * moe.topk * (hidden + moe.expert_ffn_size))
-    else:
-        own = model.ffn_hidden_size
-        freed += hidden
-    return _saved(freed + own, codes + hidden + own, linear, width)
+        return hidden + model.heads_size * (attention != "fused"), hidden + model.heads_size
+    context = mla.kv_lora_rank + model.num_attention_heads * mla.v_head_dim
+    return hidden + context, 2 * hidden + context
+
+
+def _mlp_inputs(model: Shape, part: str, uneven: float) -> tuple[int, int]:
+    """Return the freed values and the codes per token of the linear inputs of an MLP or experts."""
+    hidden = model.hidden_size
+    if part != MOE:
+        return hidden + model.ffn_hidden_size, hidden + model.ffn_hidden_size
+    moe = model.moe
+    assert moe is not None
+    own = moe.shared_ffn_size + int(uneven * moe.topk * (hidden + moe.expert_ffn_size))
+    return own, hidden + own
 
 
 def _saved(freed: int, codes: int, linear: str, width: int) -> float:
@@ -243,13 +260,12 @@ def _latent(model: Shape, attention: Attention) -> tuple[int, int]:
     return latents + heads * each, mla.qk_pos_emb_head_dim
 
 
-def _mlp(model: Shape, layer: int, uneven: float) -> int:
-    """Return the size of gate, up, and their product, the input of the down projection, per token.
+def _experts(model: Shape, uneven: float) -> int:
+    """Return the size of gate, up, and their product of a token's experts.
 
-    Experts have their own inputs. A router keeps some numbers per expert.
+    The product is the input of the down projection. Experts have their own inputs. A router keeps
+    some numbers per expert.
     """
-    if not is_sparse(model, layer):
-        return 3 * model.ffn_hidden_size
     moe = model.moe
     assert moe is not None
     routed = moe.topk * (model.hidden_size + 3 * moe.expert_ffn_size)

@@ -1,12 +1,14 @@
 """Count the weights of a rank. A test compares the count with upstream's model on meta tensors."""
 
+from collections import Counter
 from dataclasses import dataclass
 
-from mqo.matrix.layer_pattern import MOE
-from mqo.matrix.tables import Shape
+from mqo.matrix.layer_pattern import ATTENTIONS, MAMBA, MLP, MOE
+from mqo.matrix.tables import Mamba, Shape
 from mqo.scale.layout import Layout
 
 VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by
+MAMBA_TAPS = 4  # of the convolution in upstream's Mamba layers
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,17 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     table = padded_vocabulary(model, layout) * hidden // tensor
     # A tied embedding is also the head, and the last of several stages has a copy of it.
     tables = (stage == 0) + last * (layout.pipeline > 1 or not model.tied_embeddings)
-    layers = layout.layers(model, stage)
-    dense = sum(not is_sparse(model, layer) for layer in layers)
-    sparse = len(layers) - dense
-    linear = len(layers) * _attention(model, tensor) + last * table
-    linear += dense * _mlp(model, model.ffn_hidden_size) // tensor
-    norms = len(layers) * (2 * hidden + _vectors(model, tensor))
+    count = Counter("".join(layout.layers(model, stage)))
+    attention, sparse = sum(count[kind] for kind in ATTENTIONS), count[MOE]
+    linear = attention * _attention(model, tensor) + last * table
+    linear += count[MLP] * _mlp(model, model.ffn_hidden_size) // tensor
+    norms = count.total() * hidden + attention * _vectors(model, tensor)
+    largest = max(table * bool(tables), 2 * hidden * model.ffn_hidden_size // tensor)
+    if model.mamba:
+        projection = model.mamba.projection_size * hidden // tensor
+        linear += count[MAMBA] * (projection + model.mamba.inner_size * hidden // tensor)
+        norms += count[MAMBA] * _mamba_vectors(model.mamba) // tensor
+        largest = max(largest, projection)
     expert = routers = 0
     if model.moe:
         linear += sparse * _mlp(model, model.moe.shared_ffn_size) // tensor
@@ -53,7 +60,7 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
         dense=linear + lookup + norms + last * hidden + routers,
         expert=expert,
         linear=linear + expert,
-        largest=max(table * bool(tables), 2 * hidden * model.ffn_hidden_size // tensor),
+        largest=largest,
     )
 
 
@@ -63,11 +70,6 @@ def total_weights(model: Shape) -> int:
     weights = rank_weights(model, layout, 0)
     rows = (padded_vocabulary(model, layout) - model.vocab_size) * (2 - model.tied_embeddings)
     return weights.dense + weights.expert - rows * model.hidden_size
-
-
-def is_sparse(model: Shape, layer: int) -> bool:
-    """Return whether the block has experts."""
-    return MOE in model.blocks[layer]
 
 
 def _mlp(model: Shape, width: int) -> int:
@@ -94,3 +96,8 @@ def _vectors(model: Shape, tensor: int) -> int:
     parts = model.num_attention_heads + 2 * (model.num_query_groups or model.num_attention_heads)
     biases = model.qkv_bias * parts * model.head_size // tensor
     return biases + 2 * model.qk_norm * model.head_size
+
+
+def _mamba_vectors(mamba: Mamba) -> int:
+    """Return the weights of a convolution, its norm, and the three numbers of each head."""
+    return mamba.conv_size * (MAMBA_TAPS + 1) + mamba.inner_size + 3 * mamba.num_heads

@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 from megatron.training.arguments import core_transformer_config_from_args
+from mqo.megatron.mamba.spec import mamba_layer
 from mqo.megatron.rotary import FACTOR
 
 _ATTENTION = ("input_layernorm", "self_attention", "self_attn_bda")
@@ -37,7 +38,7 @@ def build_hybrid(
     parallel_output: bool,
     vp_stage: int | None,
 ) -> HybridModel:
-    """Return this rank's part of the HybridModel of `args`; the parameters are as in `build_gpt`."""
+    """Return this rank's part of the HybridModel of `args`; parameters are as in `build_gpt`."""
     groups = ProcessGroupCollection.use_mpu_process_groups()
     config = config or core_transformer_config_from_args(args)
     setattr(config, FACTOR, args.rope_scaling_factor if args.use_rope_scaling else None)
@@ -71,9 +72,13 @@ def local_stack(args: Namespace, config: TransformerConfig) -> ModuleSpec:
     }
     dense = get_gpt_layer_local_submodules(**norms)
     attention = ModuleSpec(TransformerLayer, submodules=_part(dense, _ATTENTION))
+    kind = "mla_layer" if config.multi_latent_attention else "attention_layer"
+    if kind not in {field.name for field in fields(HybridStackSubmodules)}:
+        raise ValueError("MLA in a HybridModel: this program needs Megatron 0.19 for it")
     layers = {
-        "mla_layer" if config.multi_latent_attention else "attention_layer": attention,
+        kind: attention,
         "mlp_layer": ModuleSpec(MLPLayer, submodules=_part(dense, _MLP)),
+        "mamba_layer": mamba_layer(config),
     }
     if args.num_experts:
         sparse = get_gpt_layer_local_submodules(

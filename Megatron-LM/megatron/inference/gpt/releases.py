@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from megatron import core
 from megatron.core import mpu
 from megatron.core.enums import ModelType
 from megatron.core.models.gpt import GPTModel
@@ -30,6 +31,7 @@ from mqo.quant.config import current
 from mqo.quant.formats import ATTENTION
 
 BUILDS_FROM_CONFIGURATION = (Path(training.__file__).parent / "models/gpt.py").is_file()
+HAS_HYBRID_MODEL = (Path(core.__file__).parent / "models/hybrid").is_dir()
 PARSES_BEFORE_TRAINING = hasattr(arguments, "parse_and_validate_args")
 
 # In 0.17, utils is a module; later it is a package.
@@ -98,7 +100,9 @@ def build(
     """
     if not getattr(args, "hybrid_layer_pattern", None):
         return build_gpt(args, config=config, **parts)
-    from .hybrid import build_hybrid  # not in all releases
+    if not HAS_HYBRID_MODEL:
+        raise ValueError("--hybrid-layer-pattern: this program needs Megatron 0.18 for it")
+    from .hybrid import build_hybrid
 
     return build_hybrid(args, config, **{"vp_stage": None} | parts)
 

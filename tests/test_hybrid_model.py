@@ -1,0 +1,76 @@
+"""HybridModels against GPTs: every recorded value of real runs in either class."""
+
+import pytest
+from mqo.launch.config import Cluster, resolve
+from mqo.runs import TRAIN_LOSS
+
+pytest.importorskip("torch")
+
+from . import real_runs
+from .vendored_tree import PROJECT as PROJECT
+
+STEPS = 8
+LENGTH = f"--global-batch-size 4 --micro-batch-size 2 --train-samples {4 * STEPS} --eval-interval 4"
+RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+LAYOUTS = {
+    "one process": "",
+    "recomputed": RECOMPUTED,
+    "stages": "--pipeline-model-parallel-size 2",
+    "tensor": "--tensor-model-parallel-size 2 --sequence-parallel",
+    "sharded": "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+    "experts": "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall",
+    "grouped experts": "--moe-grouped-gemm",
+}
+ALONE = ("one process", "recomputed", "grouped experts")
+CASES = [
+    ("llama32-1b", "linear_mxfp4", "one process", pytest.mark.slow),
+    ("llama32-1b", "bf16", "tensor", pytest.mark.slow),
+    ("deepseek2_lite", "FA_linear_mxfp8", "experts", pytest.mark.slow),
+    ("llama31-8b", "bf16", "stages", pytest.mark.slow),
+    *(("llama32-1b", "bf16", layout, pytest.mark.heavy) for layout in ("recomputed", "sharded")),
+    *(("llama31-8b", "bf16", layout, pytest.mark.heavy) for layout in ("one process", "tensor")),
+    *(
+        ("deepseek2_lite", "bf16", layout, pytest.mark.heavy)
+        for layout in LAYOUTS
+        if layout != "experts"  # above
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory, checkout_with):
+    """A function that trains a cell; `rest` are arguments of `resolve`."""
+    project = checkout_with(runs=tmp_path_factory.mktemp("hybrid") / "runs")
+
+    def train(model, mode, layout, **rest):
+        flags = f"{LENGTH} {LAYOUTS[layout]}".split()
+        cluster = Cluster(nproc_per_node=1 if layout in ALONE else 2)
+        cell = resolve(
+            model, "wikipedia", mode, "smoke", extra_flags=flags, cluster=cluster, **rest
+        )
+        return real_runs.run(project, cell)
+
+    return train
+
+
+def of_gpt(name):
+    """The name of a GPT's layer for one of a HybridModel whose blocks have two layers each."""
+    before, at, after = name.partition("decoder.layers.")
+    index, dot, rest = after.partition(".")
+    return f"{before}{at}{int(index) // 2}{dot}{rest}" if at else name
+
+
+@pytest.mark.parametrize(
+    ("model", "mode", "layout"),
+    [pytest.param(*case[:3], id=", ".join(case[:3]), marks=case[3]) for case in CASES],
+)
+def test_a_hybrid_model_trains_bit_for_bit_as_a_gpt(train, model, mode, layout):
+    gpt, hybrid = (train(model, mode, layout, model_class=kind) for kind in (None, "hybrid"))
+    ours = {of_gpt(name): values for name, values in hybrid.read_metrics().items()}
+    theirs = gpt.read_metrics()
+    assert len(theirs[TRAIN_LOSS]) == STEPS
+    assert any(name.startswith("quant/") for name in theirs) == (mode != "bf16")
+    clock = theirs.pop("iteration-time"), ours.pop("iteration-time")
+    assert len(clock[0]) == len(clock[1])
+    assert ours.keys() == theirs.keys()
+    assert [name for name in theirs if ours[name] != theirs[name]] == []
