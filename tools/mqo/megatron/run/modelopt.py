@@ -33,9 +33,9 @@ def restore(model: Module, args: Namespace) -> Module:
     that need them. Without a state in the checkpoint nothing changes. A collective.
 
     Raises:
-        CheckpointError: the pipeline is interleaved, which ModelOpt does not support; the model is a
-            HybridModel, and the state that of a GPT; or the file would run code that no checkpoint
-            needs.
+        CheckpointError: the pipeline is interleaved, which ModelOpt does not support; the model is
+            a HybridModel, and the state that of a GPT; or the file would run code that no
+            checkpoint needs.
     """
     folder = load_folder(args)
     if folder is None or not any(folder.glob(f"*/{STATE}")):
