@@ -38,6 +38,7 @@ MAMBA = [f"decoder.layers.{n}.mixer.{part}_proj" for n in (0, 2) for part in ("i
 LINEAR = ("fprop", "dgrad", "wgrad")
 TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
 STAGES = "--pipeline-model-parallel-size 3"
+CONTEXT = "--context-parallel-size 2"
 NORM = "grad-norm"
 
 
@@ -100,7 +101,9 @@ def deviations(ours, theirs, name, steps=STEPS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "processes"), [(TENSOR, 2), (STAGES, 3)], ids=["tensor", "stages"]
+    ("flags", "processes"),
+    [(TENSOR, 2), (STAGES, 3), (CONTEXT, 2)],
+    ids=["tensor", "stages", "context"],
 )
 def test_a_layout_trains_as_one_process(started, flags, processes):
     runs = started(None, flags, processes), started(None)
