@@ -1,6 +1,7 @@
 """The simulation against the same program on real tensors, in real processes."""
 
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -31,9 +32,9 @@ num_query_groups: 2
 """
 
 
-def tiny(model, mode, flags=""):
+def tiny(model, mode, flags="", **rest):
     extra = (*BASE, *flags.split())
-    return resolve(model, "wikipedia", mode, "tiny", dtype="bf16", extra_flags=extra)
+    return resolve(model, "wikipedia", mode, "tiny", dtype="bf16", extra_flags=extra, **rest)
 
 
 @pytest.fixture
@@ -94,6 +95,40 @@ def test_one_rank_has_the_bytes_and_the_products_of_real_tensors(simulated, mode
     assert fake.kinds == real.kinds
     assert products(fake) == products(real)
     assert flops(fake) == flops(real) != [0, 0]
+
+
+PIPELINED = "--pipeline-model-parallel-size 2"
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "world"),
+    [
+        ("llama32-1b", OVERLAPPED, 1),
+        pytest.param("deepseek2_lite", OVERLAPPED, 1, marks=pytest.mark.slow),
+        pytest.param("llama32-1b", PIPELINED, 2, marks=pytest.mark.slow),
+    ],
+    ids=["llama32-1b", "deepseek2_lite", "PP2"],
+)
+def test_a_hybrid_model_of_a_gpts_layers_has_its_bytes_products_and_exchanges(
+    simulated, model, flags, world
+):
+    classes = ("gpt", "hybrid")
+    configs = [tiny(model, "FA_linear_mxfp8", flags, model_class=name) for name in classes]
+    ranks = [simulated(config, world, [1, 2], real=False) for config in configs]
+    for gpt, hybrid in zip(*ranks, strict=True):
+        assert hybrid.step_peaks == gpt.step_peaks
+        assert hybrid.kinds == gpt.kinds
+        assert hybrid.steps[-1].counted_exchanges() == gpt.steps[-1].counted_exchanges()
+        assert unnamed(hybrid) == unnamed(gpt)
+
+
+def unnamed(facts):
+    """The products without the numbers of layers, and their calls."""
+    names = {}
+    for (layer, *kind), calls in products(facts).items():
+        key = (re.sub(r"\.\d+\.", ".N.", layer), *kind)
+        names[key] = names.get(key, 0) + calls
+    return names
 
 
 @pytest.mark.slow
@@ -170,12 +205,18 @@ def test_two_ranks_exchange_what_real_processes_do(simulated, model, flags, step
 
 
 @pytest.mark.parametrize(
-    ("model", "mode"), [("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")]
+    ("model", "mode", "pattern"),
+    [
+        ("llama32-1b", "FA_linear_mxfp8", None),
+        ("llama32-1b", "mxfp8", "-**-*--"),
+        ("deepseek2_lite", "mxfp8", None),
+    ],
 )
 def test_products_are_those_of_the_coverage(
-    simulated, vendored, checkout_with, tmp_path, model, mode
+    simulated, vendored, checkout_with, tmp_path, model, mode, pattern
 ):
-    config = tiny(model, mode, "--attention-backend unfused")
+    layers = f" --hybrid-layer-pattern {pattern}" if pattern else ""
+    config = tiny(model, mode, f"--attention-backend unfused{layers}")
     project = checkout_with(cache=tmp_path)
     known = coverage.of_config(project, vendored, Series.of_project(project), config)
     (found,) = simulated(config, 1, [1, 1], real=False)

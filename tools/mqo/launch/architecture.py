@@ -86,7 +86,8 @@ def architecture_flags(model: Shape, sequence: int, stages: int = 1) -> list[str
     flags = [
         f"--num-layers {model.num_layers}"
         if model.pattern is None
-        else f"{layer_pattern.FLAG} {layer_pattern.in_stages(model.pattern, stages)}",
+        # A pattern that begins with an MLP (-) would be read as a flag.
+        else f"{layer_pattern.FLAG}={layer_pattern.in_stages(model.pattern, stages)}",
         f"--hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",

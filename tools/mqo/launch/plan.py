@@ -14,10 +14,11 @@ from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
 from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import checkpoint_arguments
-from mqo.launch.flags import shape_flags
+from mqo.launch.flags import pipeline_stages, shape_flags
 from mqo.launch.layout import PARALLEL, check_layout, read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
+from mqo.matrix import layer_pattern
 from mqo.matrix.tables import NONE
 from mqo.quant import formats
 from mqo.quant.config import parse as parse_quant_config
@@ -103,7 +104,10 @@ def with_layout(
         check_layout(bare)
     if not _is_real(experiment, machine):
         return Planned(bare)
-    if strange := sorted(_names(experiment, _UNMODELED_FLAGS)):
+    strange = sorted(_names(experiment, _UNMODELED_FLAGS))
+    if _is_interleaved(experiment):
+        strange = [f"{layer_pattern.FLAG} with several segments per stage"]
+    if strange:
         return Planned(bare, (_unplanned(bare, strange[0]),))
     work = workload_of(bare, machine, types)
     if not decides(experiment, machine):
@@ -186,6 +190,12 @@ def _is_real(experiment: Experiment, machine: Machine) -> bool:
     return machine.has_cuda and not experiment.training.is_smoke
 
 
+def _is_interleaved(experiment: Experiment) -> bool:
+    """Return whether the stages that the user gives have several segments of a pattern each."""
+    pattern, stages = experiment.model.pattern, pipeline_stages(experiment.extra_flags)
+    return pattern is not None and layer_pattern.is_virtual(pattern, stages)
+
+
 def _names(experiment: Experiment, pattern: re.Pattern[str]) -> set[str]:
     """Return the user's flags that match."""
     return set(filter(pattern.fullmatch, flag_words(experiment.extra_flags)))
@@ -195,8 +205,8 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
     """Return the model, training and GPUs to plan for, with the user's flags applied."""
     experiment, quant, cluster = (config.experiment, config.quantization, config.placement.cluster)
     sizes = read_sizes(shape_flags(experiment))
-    shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
-    groups = {"num_query_groups": sizes.num_query_groups}
+    shape = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
+    shape += () if experiment.model.pattern else ("num_layers",)
     try:
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
@@ -209,9 +219,7 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
         attention = "unfused"
     linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
     return Workload(
-        model=experiment.model.model_copy(
-            update=groups | {name: getattr(sizes, name) for name in shape}
-        ),
+        model=experiment.model.model_copy(update={name: getattr(sizes, name) for name in shape}),
         training=experiment.training.model_copy(
             update={
                 "micro_batch": sizes.micro_batch_size,

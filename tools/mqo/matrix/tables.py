@@ -191,6 +191,12 @@ class Shape(FrozenModel):
         return dense_blocks + (attention + layer_pattern.MOE,) * (self.num_layers - dense)
 
     @property
+    def gpt(self) -> Self | None:
+        """Return the GPT with these layers; None if its blocks differ, or `|` ends a stage."""
+        gpt = self.model_copy(update={"pattern": None})
+        return gpt if self.pattern in (None, "".join(gpt.blocks)) else None
+
+    @property
     def head_size(self) -> int:
         """Return the size of a head with grouped queries."""
         return self.head_dim or self.hidden_size // self.num_attention_heads

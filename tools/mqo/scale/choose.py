@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from mqo.matrix.tables import Dtype, Model, Training
+from mqo.matrix import layer_pattern
+from mqo.matrix.tables import Dtype, Model, Shape, Training
 from mqo.scale.layout import Layout, Recompute
 from mqo.scale.memory import CONTEXT, Arithmetic, Memory, worst_stage
 from mqo.scale.simulated import simulated_need
@@ -127,7 +128,7 @@ def _is_whole(work: Workload, layout: Layout) -> bool:
     # Tensor ranks do not split all of latent attention, and the formulas do not count that memory.
     if layout.tensor > 1 and model.mla:
         return False
-    if model.num_layers % layout.pipeline:
+    if not _has_stages(model, layout.pipeline):
         return False
     if layout.tensor == 1:
         return True
@@ -136,3 +137,13 @@ def _is_whole(work: Workload, layout: Layout) -> bool:
     inputs += [model.moe.expert_ffn_size] if model.moe else []
     block = max(LEAST_BLOCK, work.block)
     return all(size // layout.tensor % block == 0 for size in inputs)
+
+
+def _has_stages(model: Shape, stages: int) -> bool:
+    """Return whether the layers make this number of pipeline stages, none of them interleaved."""
+    if model.pattern is None:
+        return model.num_layers % stages == 0
+    try:
+        return not layer_pattern.is_virtual(model.pattern, stages)
+    except layer_pattern.PatternError:
+        return False
