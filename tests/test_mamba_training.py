@@ -39,6 +39,7 @@ LINEAR = ("fprop", "dgrad", "wgrad")
 TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
 STAGES = "--pipeline-model-parallel-size 3"
 CONTEXT = "--context-parallel-size 2"
+DATA = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 NORM = "grad-norm"
 
 
@@ -102,8 +103,8 @@ def deviations(ours, theirs, name, steps=STEPS):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "processes"),
-    [(TENSOR, 2), (STAGES, 3), (CONTEXT, 2)],
-    ids=["tensor", "stages", "context"],
+    [(TENSOR, 2), (STAGES, 3), (CONTEXT, 2), (DATA, 2)],
+    ids=["tensor", "stages", "context", "data"],
 )
 def test_a_layout_trains_as_one_process(started, flags, processes):
     runs = started(None, flags, processes), started(None)
