@@ -219,9 +219,7 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
         attention = "unfused"
     linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
     return Workload(
-        model=experiment.model.model_copy(
-            update={name: getattr(sizes, name) for name in shape}
-        ),
+        model=experiment.model.model_copy(update={name: getattr(sizes, name) for name in shape}),
         training=experiment.training.model_copy(
             update={
                 "micro_batch": sizes.micro_batch_size,
