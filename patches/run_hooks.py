@@ -25,19 +25,6 @@ HASHES = ReplaceExpression(
     Anchor("args.verify_integrity"),
     "mqo.megatron.hooks.to_verify(args, checkpoint_name)",
 )
-# From 0.19 on, a GPT's checkpoint loads into a HybridModel.
-OTHER_CLASS = (
-    ReplaceExpression(
-        "load_checkpoint",
-        Anchor("_maybe_setup_gpt_to_hybrid_load"),
-        "mqo.megatron.hooks.layer_maps",
-    ),
-    ReplaceExpression(
-        "load_checkpoint",
-        Anchor("retarget_sharded_state_dict_to_gpt_checkpoint(sub_sd, gpt_compat_layer_maps)"),
-        "mqo.megatron.hooks.retarget(sub_sd, gpt_compat_layer_maps, checkpoint_name)",
-    ),
-)
 
 FILES = (
     FileEdits(
@@ -67,6 +54,5 @@ FILES = (
         ),
     ),
     FileEdits(CHECKPOINTING, CHECKPOINTS, versions="<0.17.1"),
-    FileEdits(CHECKPOINTING, (*CHECKPOINTS, HASHES), versions=">=0.17.1,<0.19"),
-    FileEdits(CHECKPOINTING, (*CHECKPOINTS, HASHES, *OTHER_CLASS), versions=">=0.19"),
+    FileEdits(CHECKPOINTING, (*CHECKPOINTS, HASHES), versions=">=0.17.1"),
 )

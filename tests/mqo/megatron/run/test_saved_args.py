@@ -235,12 +235,15 @@ EXPERTS = {"multi_latent_attention": True, "num_experts": 4}
 def test_the_layers_of_a_hybrid_model_are_taken_without_its_pipeline_stages():
     assert taken(hybrid_layer_pattern="*-|*-")["hybrid_layer_pattern"] == "*-*-"
     assert taken(hybrid_layer_pattern="+-|+E", **EXPERTS)["hybrid_layer_pattern"] == "+-+E"
+    sizes = {"mamba_num_heads": 2, "mamba_head_dim": 8}
+    mamba = taken(hybrid_layer_pattern="M*-", **sizes)
+    assert mamba.items() >= sizes.items()
 
 
 @pytest.mark.parametrize(
     ("pattern", "rest"),
     [
-        ("*M", {}),
+        ("*G", {}),
         ("", EXPERTS | {"hybrid_layer_pattern": 3}),
         ("*-" * 20_000, {}),
         ("*E", {}),

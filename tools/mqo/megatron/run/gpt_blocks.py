@@ -12,7 +12,7 @@ from typing import Any
 PATTERN = "hybrid_layer_pattern"
 MOST_LAYERS = 1 << 15  # twice the blocks of the largest GPT that is built from a checkpoint
 # Of a checkpoint; | is between pipeline stages.
-VALID = re.compile(rf"[*+\-E|]{{1,{MOST_LAYERS}}}")
+VALID = re.compile(rf"[*+\-EM|]{{1,{MOST_LAYERS}}}")
 FRESH = "M"  # layers that no GPT has; they start with random weights
 # The number of a layer or block, and the name behind it.
 NUMBER = re.compile(r"(?<=decoder\.layers\.)(\d+)(?=\.(\w+))")

@@ -174,7 +174,7 @@ def all_kinds() -> dict[str, Kind]:
     table, parser = read_table(), upstream_parser()
     names = (table.taken | table.read | table.unsupported) & parser.keys()
     kinds = {name: _kind(name, parser[name]) for name in names}
-    layers = "the layers * + - and E, and | between pipeline stages"
+    layers = "the layers * + - E and M, and | between pipeline stages"
     kinds[PATTERN] = Kind(f"a pattern of {layers}", _is_pattern).or_none()
     kinds["spec"] = Kind(f"two texts, a module {LAYERS}* and a name in it", _is_spec).or_none()
     counts = (
