@@ -78,12 +78,12 @@ print(json.dumps(found))
 
 
 def program(vendored, text, *stubs):
-    """What a program prints, as JSON, that imports the patched Megatron beside stub packages."""
+    """The JSON that a program prints last; it imports the patched Megatron beside stub packages."""
     paths = [vendored.root, *(STUBS / stub for stub in stubs)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
     done = forking.run([sys.executable, "-W", "ignore", "-c", text], env=env)
     assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.fixture(scope="module")

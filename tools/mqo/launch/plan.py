@@ -75,7 +75,7 @@ def decides(experiment: Experiment, machine: Machine) -> bool:
     It does on GPUs, at real size, if the user gives no layout and no flag whose effect on memory is
     not modeled.
     """
-    chosen = _names(experiment, _LAYOUT_FLAGS) or _names(experiment, _UNMODELED_FLAGS)
+    chosen = _names(experiment, _LAYOUT_FLAGS) or _unmodeled(experiment)
     return _is_real(experiment, machine) and not chosen
 
 
@@ -104,11 +104,8 @@ def with_layout(
         check_layout(bare)
     if not _is_real(experiment, machine):
         return Planned(bare)
-    strange = sorted(_names(experiment, _UNMODELED_FLAGS))
-    if _is_interleaved(experiment):
-        strange = [f"{layer_pattern.FLAG} with several segments per stage"]
-    if strange:
-        return Planned(bare, (_unplanned(bare, strange[0]),))
+    if cause := _unmodeled(experiment):
+        return Planned(bare, (_unplanned(bare, cause),))
     work = workload_of(bare, machine, types)
     if not decides(experiment, machine):
         return Planned(bare, tuple(_judged(bare, machine, work)))
@@ -129,10 +126,19 @@ def with_layout(
     return Planned(chosen, (line,))
 
 
-def _unplanned(config: RunConfig, flag: str) -> str:
-    """Return the line about a layout that was not planned because of the user's `flag`."""
+def _unmodeled(experiment: Experiment) -> str:
+    """Return what changes the memory in a way that the formulas do not model; "" if nothing."""
+    if _is_interleaved(experiment):
+        return f"{layer_pattern.FLAG} with several segments per stage"
+    if layer_pattern.MAMBA in "".join(experiment.model.blocks):
+        return f"a Mamba layer ({layer_pattern.MAMBA})"
+    return min(_names(experiment, _UNMODELED_FLAGS), default="")
+
+
+def _unplanned(config: RunConfig, cause: str) -> str:
+    """Return the line about a layout that was not planned because of `cause`."""
     experiment = config.experiment
-    unknown = f"its memory is not known, since {flag} changes it"
+    unknown = f"its memory is not known, since {cause} changes it"
     if _names(experiment, _LAYOUT_FLAGS):
         return f"as given; {unknown}"
     none = layout_of(experiment.extra_flags, config.placement.cluster.processes)
@@ -205,8 +211,8 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
     """Return the model, training and GPUs to plan for, with the user's flags applied."""
     experiment, quant, cluster = (config.experiment, config.quantization, config.placement.cluster)
     sizes = read_sizes(shape_flags(experiment))
-    shape = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
-    shape += () if experiment.model.pattern else ("num_layers",)
+    shape = ["hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"]
+    shape += [] if experiment.model.pattern else ["num_layers"]
     try:
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:

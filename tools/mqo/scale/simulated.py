@@ -34,7 +34,7 @@ def simulated_need(
     """Return the bytes of the worst rank's tensors; None if the layout was not simulated.
 
     The type of linear layers does not matter: rounded operands are freed before the peak. A
-    HybridModel of a GPT's layers needs the same, unless it recomputes its layers, which are smaller.
+    HybridModel of a GPT's layers needs the same, unless it recomputes layers: they are smaller.
     """
     if model.gpt != models().get(model.name) or (model.pattern and layout.recompute == "full"):
         return None
