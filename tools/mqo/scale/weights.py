@@ -1,5 +1,6 @@
 """Count the weights of a rank. A test compares the count with upstream's model on meta tensors."""
 
+from collections import Counter
 from dataclasses import dataclass
 
 from mqo.matrix.layer_pattern import ATTENTIONS, MAMBA, MLP, MOE
@@ -37,16 +38,16 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     table = padded_vocabulary(model, layout) * hidden // tensor
     # A tied embedding is also the head, and the last of several stages has a copy of it.
     tables = (stage == 0) + last * (layout.pipeline > 1 or not model.tied_embeddings)
-    parts = "".join(layout.layers(model, stage))
-    attention, sparse = sum(map(parts.count, ATTENTIONS)), parts.count(MOE)
+    count = Counter("".join(layout.layers(model, stage)))
+    attention, sparse = sum(count[kind] for kind in ATTENTIONS), count[MOE]
     linear = attention * _attention(model, tensor) + last * table
-    linear += parts.count(MLP) * _mlp(model, model.ffn_hidden_size) // tensor
-    norms = len(parts) * hidden + attention * _vectors(model, tensor)
+    linear += count[MLP] * _mlp(model, model.ffn_hidden_size) // tensor
+    norms = count.total() * hidden + attention * _vectors(model, tensor)
     largest = max(table * bool(tables), 2 * hidden * model.ffn_hidden_size // tensor)
     if model.mamba:
-        count, projection = parts.count(MAMBA), model.mamba.projection_size * hidden // tensor
-        linear += count * (projection + model.mamba.inner_size * hidden // tensor)
-        norms += count * _mamba_vectors(model.mamba) // tensor
+        projection = model.mamba.projection_size * hidden // tensor
+        linear += count[MAMBA] * (projection + model.mamba.inner_size * hidden // tensor)
+        norms += count[MAMBA] * _mamba_vectors(model.mamba) // tensor
         largest = max(largest, projection)
     expert = routers = 0
     if model.moe:
