@@ -38,6 +38,8 @@ MAMBA = [f"decoder.layers.{n}.mixer.{part}_proj" for n in (0, 2) for part in ("i
 LINEAR = ("fprop", "dgrad", "wgrad")
 TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
 STAGES = "--pipeline-model-parallel-size 3"
+CONTEXT = "--context-parallel-size 2"
+DATA = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 NORM = "grad-norm"
 
 
@@ -100,7 +102,9 @@ def deviations(ours, theirs, name, steps=STEPS):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "processes"), [(TENSOR, 2), (STAGES, 3)], ids=["tensor", "stages"]
+    ("flags", "processes"),
+    [(TENSOR, 2), (STAGES, 3), (CONTEXT, 2), (DATA, 2)],
+    ids=["tensor", "stages", "context", "data"],
 )
 def test_a_layout_trains_as_one_process(started, flags, processes):
     runs = started(None, flags, processes), started(None)

@@ -74,6 +74,13 @@ def test_a_layer_keeps_what_autograd_holds_of_it(counted, case):
     assert counted[case] == pytest.approx(expected, rel=0.01)
 
 
+def test_a_mamba_layer_keeps_what_autograd_holds_of_it(counted):
+    sizes = tables.Mamba(num_heads=16, head_dim=32, num_groups=4, state_dim=64)
+    model = GROUPED.model_copy(update={"mamba": sizes, "pattern": "M*"})
+    expected = layer_values(model, "M", "fused") + 3 * model.hidden_size
+    assert counted["mamba"] == pytest.approx(expected, rel=0.01)
+
+
 def test_a_recomputed_layer_keeps_its_input_alone(counted):
     assert counted["grouped, full"] == pytest.approx(GROUPED.hidden_size, rel=0.01)
 

@@ -8,8 +8,8 @@ same tensors on the CPU.
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from mqo.matrix.layer_pattern import ATTENTIONS, MOE
-from mqo.matrix.tables import NONE, Dtype, Mode, Shape, Training
+from mqo.matrix.layer_pattern import ATTENTIONS, MAMBA, MOE
+from mqo.matrix.tables import NONE, Dtype, Mamba, Mode, Shape, Training
 from mqo.megatron.attention import chunks
 from mqo.quant import formats
 from mqo.scale.devices import GIB
@@ -21,6 +21,7 @@ from mqo.scale.weights import Weights, padded_vocabulary, rank_weights
 Attention = Literal["fused", "chunked", "unfused", "core_attn"]
 
 BF16, FP32 = 2, 4
+MAMBA_CHUNK = 128  # tokens of a chunk in upstream's Mamba layers
 # Main weights and Adam's two moments, in fp32; the distributed optimizer shares them out.
 OPTIMIZER = 3 * FP32
 # A model in fp32 is its own main weights.
@@ -102,7 +103,7 @@ def stage_memory(
     weights, width = rank_weights(model, layout, stage), WIDTH[dtype]
     count = weights.dense + weights.expert
     layers = layout.layers(model, stage)
-    mixers = sum(part in ATTENTIONS for layer in layers for part in layer)
+    attentions = sum(part in ATTENTIONS for layer in layers for part in layer)
     attention, linear = arithmetic.attention, arithmetic.linear
     if layout.recompute == "core_attn":
         attention = "core_attn"
@@ -118,7 +119,7 @@ def stage_memory(
     last = stage == layout.pipeline - 1
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
-    scored = mixers * in_flight if layout.recompute == "none" else 1
+    scored = attentions * in_flight if layout.recompute == "none" else 1
     rounded = _rounded(model, training, layout, weights) * (arithmetic.copies > 0)
     chunks = _chunks(model, training, layout, width) * (arithmetic.attention == "chunked")
     scores = _scores(model, training, layout, scored, width) * (arithmetic.attention == "unfused")
@@ -173,6 +174,9 @@ def layer_values(model: Shape, layer: str, attention: Attention, *, uneven: floa
         if part in ATTENTIONS:
             kept, rotated = (_latent if model.mla else _grouped)(model, attention)
             values += kept + 4 * rotated
+        elif part == MAMBA:
+            assert model.mamba is not None
+            values += _mamba(model.mamba)
         else:
             values += _experts(model, uneven) if part == MOE else 3 * model.ffn_hidden_size
     return values
@@ -194,14 +198,22 @@ def layer_packed(
     it: fused attention keeps its output, unless values were padded, and a router keeps its input.
     Experts pack like other linear layers.
     """
-    inputs = (
-        _mixer_inputs(model, attention) if part in ATTENTIONS else _mlp_inputs(model, part, uneven)
-        for part in layer
-    )
+    inputs = (_linear_inputs(model, part, attention, uneven) for part in layer)
     return sum(_saved(freed, codes, linear, width) for freed, codes in inputs)
 
 
-def _mixer_inputs(model: Shape, attention: Attention) -> tuple[int, int]:
+def _linear_inputs(model: Shape, part: str, attention: Attention, uneven: float) -> tuple[int, int]:
+    """Return the freed values and the codes per token of the linear inputs of a layer's part."""
+    if part in ATTENTIONS:
+        return _attention_inputs(model, attention)
+    if part != MAMBA:
+        return _mlp_inputs(model, part, uneven)
+    assert model.mamba is not None
+    size = model.hidden_size + model.mamba.inner_size
+    return size, size
+
+
+def _attention_inputs(model: Shape, attention: Attention) -> tuple[int, int]:
     """Return the freed values and the codes per token of attention's linear inputs."""
     hidden, mla = model.hidden_size, model.mla
     if mla is None:
@@ -258,6 +270,19 @@ def _latent(model: Shape, attention: Attention) -> tuple[int, int]:
     latents = 2 * mla.kv_lora_rank + mla.qk_pos_emb_head_dim
     each = fused if attention == "fused" else 2 * key + 2 * value
     return latents + heads * each, mla.qk_pos_emb_head_dim
+
+
+def _mamba(mamba: Mamba) -> int:
+    """Return the number of values per token that a Mamba layer keeps, without its first norm.
+
+    They are those of the scan in torch, which keeps fp32 copies of its operands and, in a chunk,
+    the decay between all tokens. mamba_ssm keeps less.
+    """
+    projections = mamba.num_groups * mamba.state_dim
+    within = (2 * mamba.num_heads + mamba.num_groups) * MAMBA_CHUNK
+    states = 2 * mamba.inner_size * mamba.state_dim // MAMBA_CHUNK
+    scan = 11 * mamba.inner_size + 4 * projections + within + states
+    return FP32 // BF16 * (2 * mamba.conv_size + scan) + mamba.inner_size
 
 
 def _experts(model: Shape, uneven: float) -> int:
