@@ -117,7 +117,7 @@ def test_an_optimizer_by_buckets_loads_as_it_is_if_its_stages_are_the_same(
 @pytest.mark.parametrize("name", NAMES)
 def test_a_checkpoint_with_a_name_per_block_is_read_by_these_names(monkeypatch, name):
     """Both ways."""
-    monkeypatch.setattr(gpt_checkpoint, "_names_blocks", lambda checkpoint: True)
+    monkeypatch.setattr(gpt_checkpoint, "tensor_names", lambda path: ["decoder.layers.0.mlp.x"])
     maps, _ = layer_maps(ARGS, saved(num_layers=11), hybrid("*-" * 11))
     state = {"a": entry(NAMES[name]), "b": entry("output_layer._extra_state"), "c": 3}
     retarget(state, maps, "CHECKPOINT")
@@ -131,7 +131,7 @@ def test_a_checkpoint_with_a_name_per_block_is_read_by_these_names(monkeypatch, 
 
 
 def test_a_layer_that_no_gpt_has_keeps_its_weights(monkeypatch):
-    monkeypatch.setattr(gpt_checkpoint, "_names_blocks", lambda checkpoint: True)
+    monkeypatch.setattr(gpt_checkpoint, "tensor_names", lambda path: ["decoder.layers.0.mlp.x"])
     maps, _ = layer_maps(ARGS, saved(num_layers=1), hybrid("M*-"))
     state = {"a": entry("decoder.layers.0.mixer.in_proj.weight")}
     retarget(state, maps, "CHECKPOINT")

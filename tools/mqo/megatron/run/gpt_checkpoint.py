@@ -21,7 +21,7 @@ from mqo.megatron.run.gpt_blocks import (
     gpt_pattern,
     hybrid_name,
 )
-from mqo.megatron.run.unpickle import CheckpointError
+from mqo.megatron.run.unpickle import CheckpointError, tensor_names
 
 # Arguments of a GPT whose pipeline stages have different numbers of blocks.
 _UNEVEN = (
@@ -171,7 +171,4 @@ def retarget(state: Any, maps: Any, checkpoint: str) -> None:
 
 def _names_blocks(checkpoint: str) -> bool:
     """Return whether a GPT's checkpoint has a name per block, instead of one for all blocks."""
-    from torch.distributed.checkpoint import FileSystemReader
-
-    names = FileSystemReader(Path(checkpoint)).read_metadata().state_dict_metadata
-    return any(map(NUMBER.search, names))
+    return any(map(NUMBER.search, tensor_names(Path(checkpoint))))
