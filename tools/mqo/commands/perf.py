@@ -120,8 +120,10 @@ def perf(
         data = own_data.of_options(Project.here(), text or (), tokens, None, extra, strict=strict)
         dataset = dataset or (data.text.name if data.text else "wikipedia")
         rest = (base, dataset, training_config, choice, extra, limits().steps, data)
-        built = {"shrink": shrink_of(shrink), "model_class": check_class(model_class)}
-        tests = [PerfOptions(model, variant, *rest, **built) for variant in chosen]
+        size, built = shrink_of(shrink), check_class(model_class)
+        tests = [
+            PerfOptions(model, variant, *rest, shrink=size, model_class=built) for variant in chosen
+        ]
         configs = [test.config_of(v, steps=1) for test in tests for v in (test.mode, base)]
         own.refuse_unused([config.quantization for config in configs])
         plugins.refuse_unused([config.quantization for config in configs])

@@ -205,8 +205,8 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
     """Return the model, training and GPUs to plan for, with the user's flags applied."""
     experiment, quant, cluster = (config.experiment, config.quantization, config.placement.cluster)
     sizes = read_sizes(shape_flags(experiment))
-    shape = ("hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups")
-    shape += () if experiment.model.pattern else ("num_layers",)
+    shape = ["hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"]
+    shape += [] if experiment.model.pattern else ["num_layers"]
     try:
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
