@@ -135,3 +135,14 @@ def test_the_processes_of_all_nodes_count():
     check_layout(cell(f"{TP} 4", 2, nnodes=2))
     with pytest.raises(LayoutError, match=r"2 .*tensor 4"):
         check_layout(cell(f"{TP} 4", 1, nnodes=2))
+
+
+def test_a_distillation_of_a_hybrid_model_has_one_pipeline_stage(tmp_path):
+    def hybrid(flag):
+        own = {"model_class": "hybrid", "teacher": tmp_path, "extra_flags": (flag, "2")}
+        where = Cluster(nproc_per_node=2)
+        return resolve("llama32-1b", "wikipedia", "bf16", "smoke", cluster=where, **own)
+
+    check_layout(hybrid(TP))
+    with pytest.raises(LayoutError, match="distillation"):
+        check_layout(hybrid(PP))

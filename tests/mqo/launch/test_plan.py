@@ -341,9 +341,8 @@ def test_a_pattern_in_given_stages_has_a_memory_unless_they_are_interleaved(patt
 
 
 def test_a_pattern_that_the_given_stages_cannot_share_is_refused():
-    made = cell(
-        "llama32-1b", flags="--hybrid-layer-pattern *-*-*- --pipeline-model-parallel-size 2"
-    )
+    flags = "--hybrid-layer-pattern *-*-*- --pipeline-model-parallel-size 2"
+    made = cell("llama32-1b", flags=flags)
     with pytest.raises(MqoError, match="3 blocks, which 2 pipeline stages"):
         with_layout(made, H100, made.quantization.types)
 

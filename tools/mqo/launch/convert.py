@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of, is_full
@@ -34,6 +34,7 @@ from mqo.launch.machine import Machine
 from mqo.launch.published_args import Argument, check_published
 from mqo.launch.size import check_size
 from mqo.matrix.tables import Dtype, Shape
+from mqo.megatron.run.gpt_blocks import as_gpt, given_pattern
 from mqo.output import target_of
 from mqo.process import temporary_folder
 from mqo.program import Advance, ask, run_program
@@ -66,7 +67,7 @@ class Trained:
     """A checkpoint that transformers can express: its folder, its training, its tokenizer.
 
     The vocabulary of `shape` has only the kept tokens, `sequence` is in tokens. `notes` are those
-    of Converted.
+    of Converted. `is_hybrid` says that a HybridModel was trained.
     """
 
     folder: Path
@@ -75,6 +76,14 @@ class Trained:
     sequence: int
     tokenizer: Path | None
     notes: tuple[str, ...]
+    is_hybrid: bool
+
+
+class Published(NamedTuple):
+    """The arguments of a GPT to publish, and whether it was trained as a HybridModel."""
+
+    args: dict[str, Any]
+    is_hybrid: bool
 
 
 def hf_to_megatron(
@@ -151,7 +160,7 @@ def trained(
     if not (source / TRACKER).is_file():
         refuse_hf_folder(source, ConvertError)
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
-    args = published_args(tree, source, ignored)
+    args, is_hybrid = published_args(tree, source, ignored)
     shape, sequence = shape_of_args(args), context_of("The checkpoint", args)
     check_size("The checkpoint", shape)
     tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
@@ -163,7 +172,7 @@ def trained(
     of_class = hf_tokenizer.class_note(tokenizer, family_of_shape(shape).tokenizer_class)
     notes = tuple(filter(None, (lacks, note, of_class)))
     training = model_card.Training(args, step, run)
-    return Trained(source, training, shape, sequence, tokenizer, notes)
+    return Trained(source, training, shape, sequence, tokenizer, notes, is_hybrid)
 
 
 def write_in_full(
@@ -198,8 +207,8 @@ def checkpoint_arguments(tree: Path, checkpoint: Path) -> dict[str, Any]:
     return _facts(tree, checkpoint)["arguments"]
 
 
-def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) -> dict[str, Any]:
-    """Return the arguments in a checkpoint that is to be published.
+def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) -> Published:
+    """Return the arguments in a checkpoint that is to be published; a HybridModel's as a GPT's.
 
     `ignored` are unknown arguments that the user accepts.
 
@@ -208,8 +217,15 @@ def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) 
     """
     facts = _facts(tree, checkpoint)
     parser = {name: Argument(**argument) for name, argument in facts["parser"].items()}
-    check_published(facts["arguments"], parser, ignored)
-    return facts["arguments"]
+    try:
+        args = as_gpt(facts["arguments"])
+    except ValueError as error:
+        raise ConvertError(
+            f"The model in {checkpoint} cannot be converted: {error}",
+            expected="blocks of attention (* or +) and an MLP (-) or experts (E)",
+        ) from error
+    check_published(args, parser, ignored)
+    return Published(args, given_pattern(facts["arguments"]) is not None)
 
 
 def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast, get_args
 
 from mqo.errors import LayoutError
 from mqo.launch import engine
 from mqo.launch.command import flag_table
 from mqo.matrix.layer_pattern import FLAG, PatternError, blocks_of
-from mqo.matrix.tables import Shape
+from mqo.matrix.tables import Shape, check_choice
 
 ModelClass = Literal["gpt", "hybrid"]
 GPT: ModelClass = "gpt"
@@ -33,6 +33,12 @@ _REFUSED = {
     r"--mla-down-proj-fusion|--inference-.*": "it needs layers of Transformer Engine",
 }
 AnyShape = TypeVar("AnyShape", bound=Shape)
+
+
+def check_class(name: str | None) -> ModelClass | None:
+    """Return a model class, or None for the default; UnknownNameError if the name is unknown."""
+    check_choice("model class", name, (None, *get_args(ModelClass)))
+    return cast(ModelClass | None, name)
 
 
 def chosen_model(

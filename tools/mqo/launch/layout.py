@@ -36,6 +36,12 @@ def check_layout(config: RunConfig) -> None:
     if fault:
         cause, expected, flags = fault
         raise LayoutError(cause, expected=expected, help=f"Change {flags}")
+    hybrid = config.experiment.model.pattern is not None
+    if hybrid and config.experiment.teacher and sizes.pipeline_model_parallel_size > 1:
+        raise LayoutError(
+            "A distillation does not support a HybridModel in pipeline stages",
+            expected="--pipeline-model-parallel-size 1, or a GPT",
+        )
 
 
 def read_sizes(flags: Sequence[str]) -> argparse.Namespace:

@@ -130,8 +130,6 @@ def _unmodeled(experiment: Experiment) -> str:
     """Return what changes the memory in a way that the formulas do not model; "" if nothing."""
     if _is_interleaved(experiment):
         return f"{layer_pattern.FLAG} with several segments per stage"
-    if layer_pattern.MAMBA in "".join(experiment.model.blocks):
-        return f"a Mamba layer ({layer_pattern.MAMBA})"
     return min(_names(experiment, _UNMODELED_FLAGS), default="")
 
 

@@ -12,6 +12,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from mqo.megatron.layers import label_layers
 from mqo.megatron.run import engine, modelopt
 from mqo.megatron.run.errors import DistillationError
+from mqo.megatron.run.gpt_blocks import PATTERN
 from mqo.quant.labels import exempt
 
 from ..arguments import TEACHER_ARG
@@ -87,6 +88,7 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
 
     check_run(args)
     teacher_args = load_teacher_config(teacher_folder, args)
+    check_stages(args, teacher_args)
     config = load_distillation_config(
         args.export_kd_cfg, student.config, core_transformer_config_from_args(teacher_args)
     )
@@ -129,6 +131,16 @@ def check_run(args: Namespace) -> None:
         raise DistillationError(
             "A distillation's losses are already means over tokens",
             expected="no --calculate-per-token-loss",
+        )
+
+
+def check_stages(student: Namespace, teacher: Namespace) -> None:
+    """Raise DistillationError for a HybridModel in pipeline stages, whose layers differ there."""
+    patterns = [getattr(args, PATTERN, None) for args in (student, teacher)]
+    if any(patterns) and student.pipeline_model_parallel_size > 1:
+        raise DistillationError(
+            "A distillation does not support a HybridModel in pipeline stages",
+            expected="--pipeline-model-parallel-size 1, or two GPTs",
         )
 
 
