@@ -7,6 +7,7 @@ from mqo.launch import convert
 from mqo.launch.config import Cluster
 from mqo.launch.evaluation import evaluate, text
 from mqo.launch.forward_pass import SavedModel
+from mqo.runs import KD_LOSS, TRAIN_LOSS
 
 pytest.importorskip("torch")
 from .real_runs import losses
@@ -68,3 +69,28 @@ def test_a_hybrid_model_continues_in_another_layout(start, tmp_path):
         own["cluster"] = Cluster(nproc_per_node=2)
         rest, _ = losses(start("linear_mxfp4", **own))
         assert rest == [(step, pytest.approx(loss, rel=1e-3)) for step, loss in trained[2:]]
+
+
+PAIRS = """
+intermediate_layer_pairs: [[{student}, {teacher}, mse], [{norm}, decoder.final_layernorm]]
+skip_lm_loss: false
+"""
+
+
+@pytest.mark.heavy
+def test_a_student_learns_the_same_from_a_gpt_in_either_class(start, tmp_path):
+    """Also from several micro-batches, for which outputs of the teacher are kept."""
+    teacher = start("bf16", training="tiny", checkpoint=tmp_path / "teacher", flags=STEPS)
+    names = {
+        "gpt": {"student": "decoder.layers.1", "norm": "decoder.final_layernorm"},
+        "hybrid": {"student": "decoder.layers.3", "norm": "decoder.final_norm"},
+    }
+    learned = []
+    for model_class, layers in names.items():
+        file = tmp_path / f"{model_class}.yaml"
+        file.write_text(PAIRS.format(**layers, teacher="decoder.layers.1"))
+        own = {"training": "tiny", "model_class": model_class, "distillation_config": file}
+        flags = (*STEPS, "--micro-batch-size", "2")
+        run = start("linear_mxfp4", teacher=teacher.root, flags=flags, **own)
+        learned.append([run.read_metrics()[name] for name in (KD_LOSS, TRAIN_LOSS)])
+    assert learned[0] == learned[1]
