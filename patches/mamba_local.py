@@ -1,8 +1,7 @@
 """Let Mamba's mixer run without mamba_ssm, and without CUDA.
 
-Where that package does not import, upstream puts mocks in the place of its functions and refuses
-to build a mixer. Here functions in torch take their place, also on a machine without CUDA, which
-the kernels need.
+If that package does not import, upstream replaces its functions by mocks and refuses to build a
+mixer. Here functions in torch replace them, also on a machine without CUDA, which the kernels need.
 """
 
 from mqo.overlay.edits import AddImport, Anchor, FileEdits, InsertBefore

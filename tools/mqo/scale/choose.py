@@ -135,6 +135,11 @@ def _is_whole(work: Workload, layout: Layout) -> bool:
     # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
     inputs = [model.heads_size, model.ffn_hidden_size]
     inputs += [model.moe.expert_ffn_size] if model.moe else []
+    if mamba := model.mamba:
+        if mamba.num_groups % layout.tensor:
+            return False
+        # Each part of its input projection is split, too.
+        inputs += [mamba.inner_size, mamba.num_groups * mamba.state_dim, mamba.num_heads]
     block = max(LEAST_BLOCK, work.block)
     return all(size // layout.tensor % block == 0 for size in inputs)
 

@@ -5,7 +5,7 @@ Per head, the state S [state, width] and the output y [width] of token t are
     S_t = exp(dt_t * a) * S_(t-1) + dt_t * outer(b_t, x_t)        y_t = c_t @ S_t
 
 Within a chunk this is attention without a softmax: the score c_i @ b_j, times the decay between
-the tokens. Only the state at the end of a chunk goes on to the next one. Source: Dao and Gu,
+the tokens. Only the state at the end of a chunk reaches the next one. Source: Dao and Gu,
 "Transformers are SSMs" (2024), section 6.
 """
 
