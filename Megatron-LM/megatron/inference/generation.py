@@ -62,6 +62,15 @@ class Recomputed:
         return run(self.model, self.args, self.ids, 0)
 
 
+def stepwise(model: Any, args: Namespace, longest: int, *, cache: bool = True) -> Model:
+    """Return the model for the steps of a generation of up to `longest` tokens.
+
+    Mamba layers have no cache here: with a context, theirs would see only the further tokens.
+    """
+    has_mamba = any(type(module).__name__ == "MambaMixer" for module in model.modules())
+    return (Cached if cache and not has_mamba else Recomputed)(model, args, longest)
+
+
 def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = None) -> Tensor:
     """Return the logits [vocabulary] after the last of `ids`, which begin at position `start`."""
     from mqo.megatron.device import accelerator_type

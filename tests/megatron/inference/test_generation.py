@@ -40,6 +40,17 @@ def test_shares_are_those_of_the_softmax():
     assert torch.allclose(shares, LOGITS.softmax(0), atol=0.032)
 
 
+class MambaMixer(torch.nn.Module):
+    """A look-alike of upstream's."""
+
+
+def test_layers_with_a_state_are_recomputed_for_each_token():
+    args, plain, hybrid = None, torch.nn.Linear(1, 1), torch.nn.Sequential(MambaMixer())
+    assert isinstance(generation.stepwise(plain, args, 8), generation.Cached)
+    assert isinstance(generation.stepwise(plain, args, 8, cache=False), generation.Recomputed)
+    assert isinstance(generation.stepwise(hybrid, args, 8), generation.Recomputed)
+
+
 def test_padding_rows_are_never_taken_and_each_token_goes_in_once():
     fed = []
 
