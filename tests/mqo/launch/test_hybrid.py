@@ -118,6 +118,9 @@ def test_other_layers_classes_and_programs_are_refused(tmp_path):
         cell(flags=(FLAG, "M-*-"))
     with pytest.raises(PatternError, match="no attention"):
         cell(flags=(FLAG, "+-+-"))
+    for words in ((FLAG,), (f"{FLAG}=",)):
+        with pytest.raises(PatternError, match="without layers"):
+            cell(flags=words)
     with pytest.raises(PatternError, match="--megatron"):
         check_checkout(cell(model_class="hybrid").experiment.model, tmp_path)
 

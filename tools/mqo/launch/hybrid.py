@@ -67,7 +67,8 @@ def chosen_model(
         )
     rest = without_pattern(flags)
     _check_flags(rest)
-    return _with_pattern(model, pattern or model.pattern or "".join(model.blocks)), pattern, rest
+    own = model.pattern or "".join(model.blocks)
+    return _with_pattern(model, own if pattern is None else pattern), pattern, rest
 
 
 def _with_pattern(model: AnyShape, pattern: str) -> AnyShape:

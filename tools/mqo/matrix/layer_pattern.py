@@ -2,7 +2,7 @@
 
 Upstream's HybridModel has a layer for each symbol: attention (`*`), MLA (`+`), Mamba-2 (`M`), an
 MLP (`-`) or experts (`E`). A `|` ends a pipeline stage. A block is a mixer (attention, MLA or
-Mamba-2) and the layers behind it up to the next mixer, so `*-*-` has the two blocks of a GPT with
+Mamba-2) and the layers after it up to the next mixer, so `*-*-` has the two blocks of a GPT with
 two layers, and `MM-*` has the three blocks `M`, `M-` and `*`.
 """
 

@@ -14,7 +14,7 @@ MOST_LAYERS = 1 << 15  # twice the blocks of the largest GPT that is built from 
 # Of a checkpoint; | is between pipeline stages.
 VALID = re.compile(rf"[*+\-EM|]{{1,{MOST_LAYERS}}}")
 FRESH = "M"  # layers that no GPT has; they start with random weights
-# The number of a layer or block, and the name behind it.
+# The number of a layer or block, and the name after it.
 NUMBER = re.compile(r"(?<=decoder\.layers\.)(\d+)(?=\.(\w+))")
 _ATTENTION = ("input_layernorm", "self_attention")
 _NORMS = ("decoder.final_layernorm.", "decoder.final_norm.")  # of a GPT, and of a HybridModel
