@@ -125,6 +125,15 @@ def test_other_layers_classes_and_programs_are_refused(tmp_path):
         check_checkout(cell(model_class="hybrid").experiment.model, tmp_path)
 
 
+@pytest.mark.parametrize("layers", [0, -1, 10**15])
+def test_a_number_of_layers_is_refused_before_they_are_listed(tmp_path, layers):
+    file = tmp_path / "own.toml"
+    table, _ = OWN.split("[moe]")
+    file.write_text(table.replace('pattern = "*-|**E"', f"num_layers = {layers}"), "utf-8")
+    with pytest.raises(MqoError, match="num_layers"):
+        model_of(str(file))
+
+
 def test_a_model_of_the_user_has_a_pattern(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text(OWN, encoding="utf-8")

@@ -255,7 +255,8 @@ class Shape(FrozenModel):
             self.check_pattern()
         except layer_pattern.PatternError as error:
             raise ValueError(str(error)) from error
-        if self.num_layers != (count := len(self.blocks)):
+        # Not of a GPT, whose number of layers is not checked yet, and may be any.
+        if self.pattern is not None and self.num_layers != (count := len(self.blocks)):
             raise ValueError(
                 f"num_layers = {self.num_layers}; valid: {count}, the pattern's blocks"
             )
