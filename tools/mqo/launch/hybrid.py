@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, cast, get_args
 
 from mqo.errors import LayoutError
 from mqo.launch import engine
-from mqo.launch.command import flag_table
+from mqo.launch.command import flag_table, without_flag
 from mqo.matrix.layer_pattern import FLAG, PatternError, blocks_of
 from mqo.matrix.tables import Shape, check_choice
 
@@ -65,7 +65,7 @@ def chosen_model(
             f"{OPTION} {GPT} was given, but {source} selects a HybridModel",
             expected=f"no {OPTION}, or {OPTION} {HYBRID}",
         )
-    rest = without_pattern(flags)
+    rest = tuple(without_flag(flags, FLAG))
     _check_flags(rest)
     own = model.pattern or "".join(model.blocks)
     return _with_pattern(model, own if pattern is None else pattern), pattern, rest
@@ -77,17 +77,6 @@ def _with_pattern(model: AnyShape, pattern: str) -> AnyShape:
     hybrid = model.model_copy(update={"pattern": pattern, "num_layers": blocks})
     hybrid.check_pattern()
     return hybrid
-
-
-def without_pattern(flags: Sequence[str]) -> tuple[str, ...]:
-    """Return the flags without any mention of the pattern."""
-    rest, words = [], iter(flags)
-    for word in words:
-        if word == FLAG:
-            next(words, None)
-        elif not word.startswith(f"{FLAG}="):
-            rest.append(word)
-    return tuple(rest)
 
 
 def _check_flags(flags: Sequence[str]) -> None:
