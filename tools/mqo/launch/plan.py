@@ -128,7 +128,7 @@ def with_layout(
 
 def _unmodeled(experiment: Experiment) -> str:
     """Return what changes the memory in a way that the formulas do not model; "" if nothing."""
-    if _is_interleaved(experiment):
+    if experiment.model.is_interleaved(pipeline_stages(experiment.extra_flags)):
         return f"{layer_pattern.FLAG} with several segments per stage"
     return min(_names(experiment, _UNMODELED_FLAGS), default="")
 
@@ -192,12 +192,6 @@ def _arguments(tree: Path, folder: Path) -> Mapping[str, Any]:
 
 def _is_real(experiment: Experiment, machine: Machine) -> bool:
     return machine.has_cuda and not experiment.training.is_smoke
-
-
-def _is_interleaved(experiment: Experiment) -> bool:
-    """Return whether the stages that the user gives have several segments of a pattern each."""
-    pattern, stages = experiment.model.pattern, pipeline_stages(experiment.extra_flags)
-    return pattern is not None and layer_pattern.is_virtual(pattern, stages)
 
 
 def _names(experiment: Experiment, pattern: re.Pattern[str]) -> set[str]:

@@ -190,6 +190,10 @@ class Shape(FrozenModel):
         dense_blocks = (attention + layer_pattern.MLP,) * dense
         return dense_blocks + (attention + layer_pattern.MOE,) * (self.num_layers - dense)
 
+    def is_interleaved(self, stages: int) -> bool:
+        """Return whether each pipeline stage has several segments of the pattern."""
+        return self.pattern is not None and layer_pattern.is_virtual(self.pattern, stages)
+
     @property
     def gpt(self) -> Self | None:
         """Return the GPT with these layers; None if its blocks differ, or `|` ends a stage."""

@@ -149,6 +149,6 @@ def _has_stages(model: Shape, stages: int) -> bool:
     if model.pattern is None:
         return model.num_layers % stages == 0
     try:
-        return not layer_pattern.is_virtual(model.pattern, stages)
+        return not model.is_interleaved(stages)
     except layer_pattern.PatternError:
         return False

@@ -59,9 +59,8 @@ class RunJob:
         sizes = read_sizes(self.flags)
         cluster, stages = self.config.placement.cluster, sizes.pipeline_model_parallel_size
         names = [word.partition("=")[0] for word in self.flags]
-        pattern = self.config.experiment.model.pattern
         interleaved = any(name in _INTERLEAVED for name in names)
-        interleaved |= pattern is not None and layer_pattern.is_virtual(pattern, stages)
+        interleaved |= self.config.experiment.model.is_interleaved(stages)
         ranks = sizes.tensor_model_parallel_size * stages * sizes.context_parallel_size
         whole = sizes.global_batch_size * ranks // (sizes.micro_batch_size * cluster.processes)
         for stage in self._stages(stages):
