@@ -3,7 +3,6 @@
 docs/parallelism.md says what is promised, and what was measured.
 """
 
-import re
 from dataclasses import dataclass
 
 import pytest
@@ -16,7 +15,7 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from . import real_runs
-from .real_runs import SHORT_STEPS
+from .real_runs import SHORT_STEPS, in_pattern
 from .vendored_tree import PROJECT as PROJECT
 
 STEPS = 10
@@ -230,15 +229,6 @@ def test_interleaved_segments_of_a_pattern_have_the_bits_of_the_interleaved_gpt(
     assert len(recorded) > 100
     for name, rows in recorded.items():
         assert hybrid[in_pattern(name)] == rows
-
-
-def in_pattern(name):
-    """The name of a GPT's metric in a HybridModel, which has two layers for each of a GPT."""
-
-    def layer(match):
-        return f"layers.{2 * int(match[1]) + (match[2] == 'mlp')}.{match[2]}"
-
-    return re.sub(r"layers\.(\d+)\.(\w+)", layer, name)
 
 
 @pytest.mark.slow
