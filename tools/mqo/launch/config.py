@@ -81,7 +81,7 @@ class Experiment(_Section):
 
     @property
     def model_changes(self) -> dict[str, str]:
-        """Return {flag: value} of the user's flags that change the published architecture."""
+        """Return {flag: value} of the flags after `--` that change the published architecture."""
         pattern = {layer_pattern.FLAG: self.layer_pattern} if self.layer_pattern else {}
         return architecture_changes(self.model, self.extra_flags) | pattern
 

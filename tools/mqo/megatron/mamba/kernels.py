@@ -1,7 +1,7 @@
-"""Stand-ins for the kernels of mamba_ssm and causal_conv1d that upstream's MambaMixer calls.
+"""Compute with torch what upstream's MambaMixer calls from mamba_ssm and causal_conv1d.
 
-They have the names and arguments of those packages. What a training does not need, such as packed
-sequences and the states of a generation, is refused by name.
+The functions have the names and arguments of those packages. What a training does not need, such as
+packed sequences and the states of a generation, is refused by name.
 """
 
 import math
@@ -23,7 +23,7 @@ class MambaError(RuntimeError):
 
 
 def are_needed(imported: bool) -> bool:
-    """Return whether to use these functions: mamba_ssm is not `imported`, or there is no CUDA."""
+    """Return whether to use these functions: mamba_ssm is not `imported`, or torch lacks CUDA."""
     return not imported or not torch.cuda.is_available()
 
 
