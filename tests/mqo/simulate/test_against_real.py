@@ -23,6 +23,7 @@ BASE = ("--global-batch-size", "16", "--micro-batch-size", "2", "--distributed-b
 SHARDED = "--use-distributed-optimizer"
 OVERLAPPED = f"{SHARDED} --overlap-grad-reduce --overlap-param-gather --ddp-bucket-size 100000"
 EXPERTS = "--expert-model-parallel-size 2"
+REDUCES = "param_and_grad_buffer.py"
 TEACHER = """\
 num_layers: 4
 hidden_size: 128
@@ -168,6 +169,16 @@ def test_a_student_and_its_teacher_have_the_bytes_and_the_products_of_real_tenso
     assert {"output_layer", "_teacher_model.output_layer"} <= layers
 
 
+def check_peaks(fake, real):
+    """Compare peaks, except for gloo's copies of the gradients that it reduces.
+
+    How many copies live at a time depends on when the exchanges end.
+    """
+    copies = [row.bytes for row in real.at_peak if row.kind == "temporary" and REDUCES in row.line]
+    assert fake.peak < 1.05 * real.peak
+    assert real.peak - sum(copies) < 1.05 * fake.peak
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
@@ -178,7 +189,7 @@ def test_two_ranks_of_a_distillation_are_as_real_ones(simulated, student, flags)
     for fake, real in zip(fakes, reals, strict=True):
         assert fake.steps[-1].counted_exchanges() == real.steps[-1].counted_exchanges() != {}
         assert products(fake) == products(real)
-        assert 0.9 * real.peak < fake.peak < 1.05 * real.peak
+        check_peaks(fake, real)
 
 
 @pytest.mark.slow
@@ -200,8 +211,7 @@ def test_two_ranks_exchange_what_real_processes_do(simulated, model, flags, step
     for fake, real in zip(fakes, reals, strict=True):
         assert fake.steps[-1].counted_exchanges() == real.steps[-1].counted_exchanges() != {}
         assert products(fake) == products(real)
-        # Real exchanges keep their tensors until they end, and gloo copies what it reduces.
-        assert 0.9 * real.peak < fake.peak < 1.05 * real.peak
+        check_peaks(fake, real)
 
 
 @pytest.mark.parametrize(
