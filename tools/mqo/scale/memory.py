@@ -1,8 +1,8 @@
 """Compute the memory of a GPU at a layout, in bytes and by part, for training with Adam.
 
 The activations of a layer are the tensors that autograd saves in upstream's local implementation
-on CUDA: activations in one kernel, attention without the s x s scores, no dropout. A test counts the
-same tensors on the CPU.
+on CUDA: activations in one kernel, attention without the s x s scores, no dropout. A test counts
+the same tensors on the CPU.
 """
 
 from dataclasses import dataclass, fields
