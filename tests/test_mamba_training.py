@@ -40,25 +40,26 @@ TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
 STAGES = "--pipeline-model-parallel-size 3"
 CONTEXT = "--context-parallel-size 2"
 DATA = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+SHORT = "--seq-length 64 --max-position-embeddings 64"
 NORM = "grad-norm"
 
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory, checkout_with):
-    """A function that trains the model; `rest` are arguments of `resolve`."""
+    """A function that trains a model; `rest` are arguments of `resolve`."""
     folder = tmp_path_factory.mktemp("mamba")
     project = checkout_with(runs=folder / "runs")
-    model = folder / "small.toml"
-    model.write_text(MODEL)
+    small = folder / "small.toml"
+    small.write_text(MODEL)
 
-    def train(recipe=None, flags="", processes=1, *, coverage=False, **rest):
+    def train(recipe=None, flags="", processes=1, *, model=small, coverage=False, **rest):
         length = f"--micro-batch-size 2 --global-batch-size 4 --train-samples {4 * STEPS}"
         cell = resolve(
             *(str(model), "wikipedia", "bf16", "smoke"),
             extra_flags=tuple(f"{length} --eval-iters 0 {flags}".split()),
             cluster=Cluster(nproc_per_node=processes),
             recipe=recipe and read(recipe),
-            shrink=(1, 1),
+            shrink=(1, 1) if model is small else None,
             **rest,
         )
         return real_runs.run(project, cell, coverage=coverage)
@@ -69,14 +70,15 @@ def train(tmp_path_factory, checkout_with):
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8"])
 def test_a_recipe_quantizes_the_projections_and_resumes_bit_for_bit(train, tmp_path, recipe):
-    whole = train(recipe)
+    train = functools.partial(train, model="nemotron-h-8b")
+    whole = train(recipe, SHORT)
     losses = whole.read_metrics()[TRAIN_LOSS]
     assert len(losses) == STEPS and losses[-1][1] < losses[0][1]
     ran = {(r["layer"], r["site"]) for r in real_runs.stats_of(whole) if r["quant_type"] == recipe}
     assert {(layer, site) for layer in MAMBA for site in LINEAR} <= ran
     checkpoint = {"checkpoint": tmp_path / "checkpoint"}
-    begun = train(recipe, "--save-interval 3 --exit-interval 3", **checkpoint)
-    resumed = train(recipe, **checkpoint)
+    begun = train(recipe, f"{SHORT} --save-interval 3 --exit-interval 3", **checkpoint)
+    resumed = train(recipe, SHORT, **checkpoint)
     assert losses == begun.read_metrics()[TRAIN_LOSS] + resumed.read_metrics()[TRAIN_LOSS]
 
 

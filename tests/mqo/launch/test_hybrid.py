@@ -42,7 +42,7 @@ def flags_of(config):
     return flag_table(shape_flags(config.experiment, config.placement.layout))
 
 
-@pytest.mark.parametrize("name", tables.models())
+@pytest.mark.parametrize("name", tables.script_models())
 @pytest.mark.parametrize("training", ["smoke", "standard"])
 def test_the_class_changes_only_the_flags_of_the_layers(name, training):
     gpt, hybrid = (cell(name, training, model_class=kind) for kind in ("gpt", "hybrid"))

@@ -135,7 +135,7 @@ def test_cached_weights_are_counted_as_they_are_kept(words, copies):
 
 # Of all types, a mode each; of those with scripts, all modes.
 MODES = [q.name for q in tables.modes().values() if q.scripts or q.name in tables.quant_types()]
-CELLS = [(m, q, n) for m in tables.models() for q in MODES for n in (8, 64)]
+CELLS = [(m, q, n) for m in tables.script_models() for q in MODES for n in (8, 64)]
 
 
 @pytest.mark.parametrize(("model", "mode", "gpus"), CELLS)
@@ -299,7 +299,7 @@ def test_a_distillation_says_that_the_teacher_is_not_counted(tmp_path):
 
 @pytest.mark.parametrize("gpus", [8, 64])
 @pytest.mark.parametrize("mode", ["bf16", "FA_linear_mxfp8"])
-@pytest.mark.parametrize("model", tables.models())
+@pytest.mark.parametrize("model", tables.script_models())
 def test_a_hybrid_model_of_a_gpts_layers_has_its_layout_and_its_memory(model, mode, gpus):
     lines = []
     for model_class in ("gpt", "hybrid"):

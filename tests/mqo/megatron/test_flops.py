@@ -23,7 +23,7 @@ def configured(model, training="standard", flags=(), **rest):
 
 CASES = {
     (name, model_class): configured(name, model_class=model_class)
-    for name in tables.models()
+    for name in tables.script_models()
     for model_class in ("gpt", "hybrid")
 }
 CASES |= {
@@ -50,7 +50,7 @@ def counted(vendored):
     return dict(zip(CASES, json.loads(done.stdout), strict=True))
 
 
-@pytest.mark.parametrize("name", tables.models())
+@pytest.mark.parametrize("name", tables.script_models())
 def test_a_hybrid_model_of_a_gpts_layers_has_its_flops(counted, name):
     # Sums of floats in another order.
     assert counted[name, "hybrid"] == pytest.approx(counted[name, "gpt"], rel=1e-12)

@@ -122,6 +122,10 @@ def main():
 
     small.start()
     core = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    from megatron.core.activations import squared_relu
+
+    relu = {"gated_linear_unit": False, "activation_func": squared_relu}
+    relu |= {"bias_activation_fusion": False}
     full = {"recompute_granularity": "full", "recompute_method": "uniform"}
     full |= {"recompute_num_layers": 1}
     cases = {
@@ -132,6 +136,7 @@ def main():
         "grouped, full": (False, "flash", full),
         "grouped, wide": (False, "flash", WIDE),
         "grouped, wide, PV in chunks": (False, "auto", WIDE),
+        "grouped, ReLU": (False, "flash", relu),
         "latent": (True, "flash", {}),
         "latent, PV in chunks": (True, "auto", {}),
         "latent, PV": (True, "unfused", {}),

@@ -38,6 +38,7 @@ def counted(vendored):
 SMALL = {"hidden_size": 256, "ffn_hidden_size": 512, "num_attention_heads": 4, "num_layers": 2}
 GROUPED = tables.models()["llama32-1b"].model_copy(update=SMALL | {"num_query_groups": 2})
 WIDE = GROUPED.model_copy(update={"head_dim": 128, "qk_norm": True, "qkv_bias": True})
+RELU = GROUPED.model_copy(update={"activation": "squared_relu"})
 LATENTS = {"kv_lora_rank": 64, "qk_head_dim": 64, "qk_pos_emb_head_dim": 32, "v_head_dim": 64}
 PUBLISHED = tables.models()["deepseek2_lite"]
 LATENT = PUBLISHED.model_copy(
@@ -53,6 +54,7 @@ CASES = {
     "grouped, PV, core_attn": (GROUPED, "core_attn", 0),
     "grouped, wide": (WIDE, "fused", 0),
     "grouped, wide, PV in chunks": (WIDE, "chunked", 0),
+    "grouped, ReLU": (RELU, "fused", 0),
     "latent": (LATENT, "fused", 0),
     "latent, PV in chunks": (LATENT, "chunked", 0),
     "latent, PV": (LATENT, "unfused", SCORES),
@@ -172,7 +174,7 @@ def test_a_first_stage_holds_more_micro_batches_and_the_last_one_the_logits():
     assert one.activations == stages[0].activations // 4
 
 
-@pytest.mark.parametrize("name", tables.models())
+@pytest.mark.parametrize("name", tables.script_models())
 @pytest.mark.parametrize("mode", ["bf16", "qk_pv_mxfp8"])
 def test_a_hybrid_model_needs_what_the_gpt_of_its_layers_needs(name, mode):
     gpt = tables.models()[name]

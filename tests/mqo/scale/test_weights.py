@@ -28,6 +28,9 @@ RANKS = [
     ("experts", Layout(8, tensor=2, expert=2), 5, 0),
     ("mamba", Layout(1), 0, 0),
     ("mamba", Layout(8, tensor=2, pipeline=2), 7, 1),
+    ("nemotron-h-8b", Layout(8, tensor=8), 3, 0),
+    ("nemotron-h-8b", Layout(8, tensor=2, pipeline=4), 7, 3),
+    ("squared", Layout(8, tensor=2, expert=2), 5, 0),
     # HybridModels: of the layers of a GPT, and of other layers in unequal stages.
     ("llama32-1b hybrid", Layout(8, pipeline=2), 7, 1),
     ("deepseek2_lite hybrid", Layout(8, expert=8), 5, 0),
@@ -95,6 +98,7 @@ state_dim = 32
 def paths(tmp_path_factory):
     """{name: the argument of --model}, also of own models."""
     texts = {"own": OWN, "experts": EXPERTS, "mamba": MAMBA}
+    texts["squared"] = f'activation = "squared_relu"{EXPERTS}'
     for name, pattern in PATTERNS.items():
         text = EXPERTS if "E" in pattern else OWN
         texts[name] = text.replace("num_layers = 4", f'pattern = "{pattern}"')

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mqo.launch.command import flag_table
 from mqo.matrix import layer_pattern, tables
-from mqo.matrix.tables import Llama3Rope, Mamba, Mla, Moe, Shape, Yarn
+from mqo.matrix.tables import Activation, Llama3Rope, Mamba, Mla, Moe, Shape, Yarn
 
 # Flags of `architecture_flags` that configure the training: no value of them changes the model.
 _OF_TRAINING = frozenset(
@@ -33,12 +33,16 @@ _FURTHER = frozenset(
         *("--no-position-embedding", "--mrope-section"),
         *("--yarn-original-max-position-embeddings", "--yarn-beta-fast", "--yarn-beta-slow"),
         # MLPs and experts
-        *("--squared-relu", "--quick-geglu", "--openai-gelu", "--activation-func-clamp-value"),
+        *("--quick-geglu", "--openai-gelu", "--activation-func-clamp-value"),
         *("--moe-router-enable-expert-bias", "--moe-router-group-topk"),
         *("--moe-shared-expert-gate", "--moe-latent-size", "--moe-input-jitter-eps"),
         *("--moe-apply-probs-on-input", "--moe-expert-capacity-factor"),
     }
 )
+_ACTIVATIONS: Mapping[Activation, str] = {
+    "swiglu": "--swiglu",
+    "squared_relu": "--squared-relu",
+}
 # More flags, with upstream's default, which changes nothing.
 _DEFAULTS: Mapping[str, str] = {
     "--mtp-num-layers": "0",
@@ -93,9 +97,9 @@ def architecture_flags(model: Shape, sequence: int, stages: int = 1) -> list[str
         f"--num-attention-heads {model.num_attention_heads}",
         _mla(model.mla) if model.mla else _grouped(model),
         f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:.12g}",
-        "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
-        f"--position-embedding-type rope --rotary-base {model.rotary_base}",
-        _rope(model),
+        _ACTIVATIONS[model.activation],
+        "--disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
+        _positions(model),
         _moe(model.moe) if model.moe else "",
         _expert_layers(model),
         _mamba(model.mamba) if model.mamba else "",
@@ -125,6 +129,13 @@ def _mla(mla: Mla) -> str:
         f"--qk-head-dim {mla.qk_head_dim} --qk-pos-emb-head-dim {mla.qk_pos_emb_head_dim} "
         f"--v-head-dim {mla.v_head_dim}"
     )
+
+
+def _positions(model: Shape) -> str:
+    """Return the flags of rotary positions, or of none."""
+    if model.rotary_base is None:
+        return "--position-embedding-type none"
+    return f"--position-embedding-type rope --rotary-base {model.rotary_base} {_rope(model)}"
 
 
 def _rope(model: Shape) -> str:

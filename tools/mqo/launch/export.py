@@ -123,6 +123,7 @@ def export(
         raise ConvertError(f"{target} already exists", expected="a new folder")
     if is_hf_folder(source):
         check_hf_folder(source)
+        convert.refuse_mamba(source)
     options = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
     options += ["--layout", layout] if layout else []
     checkpoint = None if is_hf_folder(source) else convert.trained(tree, source, ignored=ignored)

@@ -61,6 +61,7 @@ def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
     """Return the folder of checkpoints at `load`; a Hugging Face folder is converted."""
     checkpoint = checkpoints_of(load)
     if is_hf_folder(load):
+        convert.refuse_mamba(load)
         checkpoint = out / "converted"
         convert.hf_to_megatron(tree, load, checkpoint)
     expected = "Megatron's checkpoints, a run, or a Hugging Face folder with a config.json"

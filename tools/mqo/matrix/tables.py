@@ -19,6 +19,8 @@ from mqo.quant.plugins import PLUGINS
 HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]
 Gemms = Literal["fprop", "all"]
+# Of MLPs: SwiGLU has a gate, and squared ReLU, max(x, 0)², has none.
+Activation = Literal["swiglu", "squared_relu"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 # The sites that get the linear type; attention sites have types of their own.
 SITES = tuple(formats.SITES)
@@ -159,7 +161,8 @@ class Shape(FrozenModel):
     It has either grouped queries or `mla`. With grouped queries, `head_dim` is the size of a head
     if heads do not divide `hidden_size` among them; `qkv_bias` adds biases to queries, keys and
     values, and `qk_norm` normalizes each query and key. A `pattern` of layers makes it a
-    HybridModel; `num_layers` are its blocks, which may be left out.
+    HybridModel; `num_layers` are its blocks, which may be left out. A model with Mamba layers needs
+    no positions; without `rotary_base` it has none.
     """
 
     num_layers: int
@@ -170,9 +173,10 @@ class Shape(FrozenModel):
     vocab_size: int
     tied_embeddings: bool
     norm_epsilon: float
-    rotary_base: int
+    rotary_base: int | None = None
     rope: Llama3Rope | Yarn | None = None
     head_dim: int | None = None
+    activation: Activation = "swiglu"
     qkv_bias: bool = False
     qk_norm: bool = False
     mla: Mla | None = None
@@ -210,6 +214,11 @@ class Shape(FrozenModel):
         """Return the size of all heads, the input of attention's output projection."""
         size = self.mla.v_head_dim if self.mla else self.head_size
         return self.num_attention_heads * size
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Return the number of weights in an MLP: up, down and, if it has one, the gate."""
+        return 3 if self.activation == "swiglu" else 2
 
     @model_validator(mode="after")
     def _plausible(self) -> Self:
@@ -274,19 +283,22 @@ class Shape(FrozenModel):
             raise ValueError("head_dim, qkv_bias and qk_norm are of grouped queries")
         if self.rope and isinstance(self.rope, Yarn) != (self.mla is not None):
             raise ValueError("rope must be yarn with mla, and Llama 3's scaling without it")
+        if self.rotary_base is None and (self.mla or self.rope or not self.mamba):
+            raise ValueError("rotary_base must be given, except for models with Mamba layers")
         return self
 
 
 class Model(Shape, NamedRow):
-    """A published GPT, or the user's own if `published_as` is None.
+    """A published model, or the user's own if `published_as` is None.
 
     `parameters` is the total of the built model. `train_sequence` is the longest training sequence
-    of the training configurations, in tokens.
+    of the training configurations, in tokens. `scripts` says that the model has scripts.
     """
 
     published_as: str | None
     parameters: int
     train_sequence: int
+    scripts: bool = False
 
     def shrunk(self, width: int, depth: int) -> Self:
         """Return the model `width` times narrower and `depth` times shallower.
@@ -355,8 +367,8 @@ class Model(Shape, NamedRow):
         if self.num_layers // depth < least:
             raise MqoError(
                 f"{self.name} cannot be {depth} times shallower: it has {self.num_layers} layers",
-                expected=f"at least {depth * least} layers",
-                help="--shrink W,D divides width and depth by other numbers",
+                expected=f"at least {depth * least} layers, to keep one of each kind",
+                help=f"--shrink {width},{self.num_layers // least} keeps layers of all kinds",
             )
 
 
@@ -465,6 +477,11 @@ SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scr
 def models() -> dict[str, Model]:
     """Return all models, by name."""
     return _rows(Model, "models.toml")
+
+
+def script_models() -> dict[str, Model]:
+    """Return the models with scripts, by name."""
+    return {name: model for name, model in models().items() if model.scripts}
 
 
 @functools.cache

@@ -1,8 +1,8 @@
 """Compute the memory of a GPU at a layout, in bytes and by part, for training with Adam.
 
 The activations of a layer are the tensors that autograd saves in upstream's local implementation
-on CUDA: SwiGLU in one kernel, attention without the s x s scores, no dropout. A test counts the
-same tensors on the CPU.
+on CUDA: activations in one kernel, attention without the s x s scores, no dropout. A test counts
+the same tensors on the CPU.
 """
 
 from dataclasses import dataclass, fields
@@ -178,7 +178,7 @@ def layer_values(model: Shape, layer: str, attention: Attention, *, uneven: floa
             assert model.mamba is not None
             values += _mamba(model.mamba)
         else:
-            values += _experts(model, uneven) if part == MOE else 3 * model.ffn_hidden_size
+            values += _experts(model, uneven) if part == MOE else _mlp(model, model.ffn_hidden_size)
     return values
 
 
@@ -285,16 +285,25 @@ def _mamba(mamba: Mamba) -> int:
     return FP32 // BF16 * (2 * mamba.conv_size + scan) + mamba.inner_size
 
 
-def _experts(model: Shape, uneven: float) -> int:
-    """Return the size of gate, up, and their product of a token's experts.
+def _mlp(model: Shape, width: int) -> int:
+    """Return the number of values per token of gate, up and their product, or of ReLU and square.
 
-    The product is the input of the down projection. Experts have their own inputs. A router keeps
-    some numbers per expert.
+    The last is the input of the down projection.
+    """
+    return model.mlp_matrices * width
+
+
+def _experts(model: Shape, uneven: float) -> int:
+    """Return the number of values per token of a token's experts.
+
+    Experts have their own inputs. A router keeps some numbers per expert.
     """
     moe = model.moe
     assert moe is not None
-    routed = moe.topk * (model.hidden_size + 3 * moe.expert_ffn_size)
-    return 3 * moe.shared_ffn_size + int(uneven * routed) + 2 * FP32 // BF16 * moe.num_experts
+    routed = moe.topk * (model.hidden_size + _mlp(model, moe.expert_ffn_size))
+    return (
+        _mlp(model, moe.shared_ffn_size) + int(uneven * routed) + 2 * FP32 // BF16 * moe.num_experts
+    )
 
 
 def _scores(model: Shape, training: Training, layout: Layout, kept: int, width: int) -> int:

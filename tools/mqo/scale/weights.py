@@ -43,7 +43,8 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     linear = attention * _attention(model, tensor) + last * table
     linear += count[MLP] * _mlp(model, model.ffn_hidden_size) // tensor
     norms = count.total() * hidden + attention * _vectors(model, tensor)
-    largest = max(table * bool(tables), 2 * hidden * model.ffn_hidden_size // tensor)
+    first = (model.mlp_matrices - 1) * hidden * model.ffn_hidden_size  # gate and up are one weight
+    largest = max(table * bool(tables), first // tensor)
     if model.mamba:
         projection = model.mamba.projection_size * hidden // tensor
         linear += count[MAMBA] * (projection + model.mamba.inner_size * hidden // tensor)
@@ -73,8 +74,8 @@ def total_weights(model: Shape) -> int:
 
 
 def _mlp(model: Shape, width: int) -> int:
-    """Return the number of weights of gate, up and down."""
-    return 3 * model.hidden_size * width
+    """Return the number of weights of up, down and, if there is one, the gate."""
+    return model.mlp_matrices * model.hidden_size * width
 
 
 def _attention(model: Shape, tensor: int) -> int:
