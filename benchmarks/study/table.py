@@ -67,7 +67,9 @@ def main() -> None:
             print(f"\nNot run yet: {', '.join(missing)}.")
         for question in plan["questions"] if len(arms) >= LEAST_ARMS else ():
             if text := answer(losses, map(tuple, question["pairs"]), missing):
-                print(f"\n### {question['ask']}\n\nPublished: {question['published']}.\n\n{text}")
+                power = f" Power: {question['power']}." if "power" in question else ""
+                published = f"Published: {question['published']}.{power}"
+                print(f"\n### {question['ask']}\n\n{published}\n\n{text}")
         if len(losses.sqnr) >= LEAST_ARMS:
             print(f"\n### Does the gap close with the schedule?\n\n{closing(losses, arms)}")
             print(f"\n### Does the order by SQNR predict the order by loss?\n\n{order(losses)}")
