@@ -173,7 +173,8 @@ class Family:
 class GemmSite:
     """One GEMM of the model: the names of its two operands and their contraction axes.
 
-    `layer` is the kind of layer that it belongs to, LINEAR or ATTENTION.
+    `layer` is the kind of layer that it belongs to, LINEAR or ATTENTION. `backward_of` is the site
+    whose gradients it belongs to, for the products of attention's backward pass; else ''.
     """
 
     name: str
@@ -182,6 +183,7 @@ class GemmSite:
     lhs_axis: int
     rhs: str
     rhs_axis: int
+    backward_of: str = ""
 
     def operand(self, side: str) -> tuple[str, int]:
         """Return the name and the contraction axis of an operand, "lhs" or "rhs"."""
@@ -287,9 +289,10 @@ ELEMENTS = {name: element_of(name, row) for name, row in _FILE["elements"].items
 FORMATS = {name: format_of_row(name, row, ELEMENTS) for name, row in _FILE["formats"].items()}
 FAMILIES = {name: Family(name, **row) for name, row in _FILE["families"].items()}
 SITES = {
-    name: GemmSite(name, row["layer"], *row["lhs"], *row["rhs"])
+    name: GemmSite(name, row["layer"], *row["lhs"], *row["rhs"], row.get("backward_of", ""))
     for name, row in _FILE["sites"].items()
 }
+ATTENTION_BACKWARD = tuple(name for name, site in SITES.items() if site.backward_of)
 
 # What `source_types` and `tensor_types` return without the formats and quantizers of a user.
 QUANT_TYPES = (NONE, *FORMATS, *FAMILIES)

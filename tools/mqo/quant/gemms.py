@@ -1,11 +1,18 @@
 """Quantize the two operands of each GEMM; patched Megatron calls this module.
 
-    site   product                          sums over
-    fprop  y = x weight^T                   input features
-    dgrad  dx = grad weight                 output features
-    wgrad  dweight = grad^T x               tokens
-    qk     scores = query key^T             features of a head
-    pv     context = probs value            keys
+    site          product                   sums over
+    fprop         y = x weight^T            input features
+    dgrad         dx = grad weight          output features
+    wgrad         dweight = grad^T x        tokens
+    qk            scores = query key^T      features of a head
+    pv            context = probs value     keys
+    qk_recompute  scores = query key^T      features of a head
+    dv            dvalue = probs^T grad     queries
+    dp            dprobs = grad value^T     features of a head
+    dq            dquery = ds key           keys
+    dk            dkey = ds^T query         queries
+
+The last five are those of attention's backward pass; ds is the gradient of the scores.
 
 Blocks and scales run along the axis that a product sums over, which `[sites]` in formats.toml lists
 for each operand. patches/quant_sites.py inserts the calls into Megatron's source, as in
@@ -22,7 +29,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -61,6 +68,7 @@ class GemmOperands:
     """The operands of a GEMM; in this base class they are not quantized, and are not changed."""
 
     __slots__ = ("quantization",)
+    has_type = False
 
     def __init__(self, quantization: Quantization = PROCESS) -> None:
         self.quantization = quantization
@@ -89,9 +97,13 @@ class GemmOperands:
     ) -> OperandParts:
         """Return a quantizer that takes the left operand in parts.
 
-        `shape` and `amax` are those of the whole operand. Quantization is along its last axis.
+        `shape` and `amax` are those of the whole operand.
         """
         return OperandParts(self.quantization, ("", "", ""), QuantSpec(NONE), shape)
+
+    def lhs_needs_amax(self) -> bool:
+        """Return whether `lhs_parts` reads the amax of the left operand."""
+        return False
 
     def has_estimator(self, side: str) -> bool:
         """Return whether the quantizer of an operand, "lhs" or "rhs", computes its gradient."""
@@ -116,6 +128,8 @@ class QuantizedOperands(GemmOperands):
     that the operands exclude; None if they include them. With `joins_terms`, the terms of a sum are
     joined along the contraction axis; otherwise they are added.
     """
+
+    has_type: ClassVar[bool] = True
 
     quantization: Quantization
     site: GemmSite
@@ -158,12 +172,13 @@ class QuantizedOperands(GemmOperands):
         self, shape: tuple[int, int, int], amax: float, device: torch.device
     ) -> OperandParts:
         """Return a quantizer that takes the left operand in parts, as the base class does."""
-        operand = self.site.lhs
+        operand, axis = self.site.lhs, self.site.lhs_axis
         spec = self._operand_spec(operand).spec
         if spec.plugin:
             raise ValueError(
                 f"{self.layer} computes attention in chunks, and {spec.quant_type} is a quantizer "
-                "in Python. Expected: --attention-backend unfused, or another type for pv"
+                "in Python. Expected: --attention-backend unfused, or another type for "
+                f"{self.site.name}"
             )
         needed, alpha = None, None
         if spec.scales_by_tensor:
@@ -171,7 +186,11 @@ class QuantizedOperands(GemmOperands):
         if self.alphas:
             self.alphas.lhs = alpha = alpha_of(amax, spec)
         key, seed = self._key(operand), self._seed(operand, spec)
-        return OperandParts(self.quantization, key, spec, shape, seed, needed, alpha)
+        return OperandParts(self.quantization, key, spec, shape, seed, needed, alpha, axis)
+
+    def lhs_needs_amax(self) -> bool:
+        """Return whether the left operand is scaled by its amax, as the base class does."""
+        return self._operand_spec(self.site.lhs).spec.scales_by_tensor
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Store the micro-batch in `ctx`, and replace the activation by codes if it is packed.

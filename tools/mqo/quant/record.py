@@ -69,7 +69,7 @@ class Recorder:
         self._tallies: dict[Key, _Tally] = {}
         self._dump: dict[str, Tensor] = {}
         self._measuring = self._dumping = False
-        self._partial: str | None = None  # the operand whose parts are kept
+        self._partial: set[str] = set()  # the operands whose parts are kept
 
     def begin_step(self, iteration: int, every: int, dump: Collection[int]) -> None:
         """Start an iteration, counted from 1. Measure 1 and each multiple of `every`, if not 0.
@@ -137,9 +137,9 @@ class Recorder:
         """Keep a part of the first call, with zeros for missing parts; `first` begins the call."""
         shape, (matrix, row) = within
         if first:
-            self._partial = None if name in self._dump else name
+            (self._partial.discard if name in self._dump else self._partial.add)(name)
             self._dump.setdefault(name, torch.zeros(shape, dtype=part.dtype))
-        if self._partial == name:
+        if name in self._partial:
             matrices, rows, size = part.shape
             self._dump[name][matrix : matrix + matrices, row : row + rows, :size] = part
 
