@@ -98,6 +98,7 @@ def types_of(tree: Tree) -> dict[str, str]:
     """
     manifest = tree.manifest()
     types = types_in(tree, manifest) if manifest else said_by_hand(tree)
+    types = formats.chosen_types(types)
     for site, value in types.items():
         if value not in formats.source_types():
             raise OverlayError(

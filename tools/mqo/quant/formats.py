@@ -229,6 +229,13 @@ def register_format(row: Format) -> None:
     FORMATS[row.name] = row
 
 
+def chosen_types(types: Mapping[str, str]) -> dict[str, str]:
+    """Return types by site, without the products of attention's backward pass that have none."""
+    return {
+        site: kind for site, kind in types.items() if kind != NONE or site not in ATTENTION_BACKWARD
+    }
+
+
 def check_type(name: object) -> None:
     """Raise ValueError, naming the valid types, unless `name` is one of `types`."""
     check_choice("quant type", name, types())

@@ -19,10 +19,10 @@ from mqo.quant.tensor_amax import largest
 class OperandParts:
     """Quantizes parts of an operand [matrices, rows, size] along its last axis, or its rows.
 
-    axis: -1, or -2 for blocks along the rows; then a part begins and ends at multiples of `block`
-    rows, or at the last row. key: site, layer and operand. shape: that of the whole operand. seed: for stochastic rounding.
+    key: site, layer and operand. shape: that of the whole operand. seed: for stochastic rounding.
     amax: that of the whole operand, float32 [], for formats that scale by it. alpha: the scale of
-    the tensor, if quantized parts exclude it.
+    the tensor, if quantized parts exclude it. axis: -1, or -2 for blocks along the rows; then a
+    part begins at a multiple of `row_block` rows, and ends at one or at the last row.
     """
 
     quantization: Quantization
