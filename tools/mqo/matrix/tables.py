@@ -562,6 +562,12 @@ def check_gemms(name: str) -> Gemms:
     return cast(Gemms, name)
 
 
+def check_attention_gemms(name: str) -> AttentionGemms:
+    """Return a choice of attention's products; UnknownNameError if the name is unknown."""
+    check_choice("choice of attention's products", name, get_args(AttentionGemms))
+    return cast(AttentionGemms, name)
+
+
 def check_dtype(name: str | None) -> Dtype | None:
     """Return a dtype, or None for the default; UnknownNameError if the name is unknown."""
     check_choice("dtype", name, (None, *DTYPES))
