@@ -230,9 +230,14 @@ def register_format(row: Format) -> None:
 
 
 def chosen_types(types: Mapping[str, str]) -> dict[str, str]:
-    """Return types by site, without the products of attention's backward pass that have none."""
+    """Return {site: type} in the order of SITES, as runs record it.
+
+    Products of attention's backward pass without a type are left out.
+    """
     return {
-        site: kind for site, kind in types.items() if kind != NONE or site not in ATTENTION_BACKWARD
+        site: types[site]
+        for site in SITES
+        if site in types and (types[site] != NONE or site not in ATTENTION_BACKWARD)
     }
 
 
