@@ -95,6 +95,13 @@ def test_backward_gemms_need_a_type_of_linear_layers(mode):
     check(made("linear_mxfp8", gemms="all"))
 
 
+@pytest.mark.parametrize("mode", ["bf16", "linear_mxfp8"])
+def test_backward_products_of_attention_need_a_type_of_attention(mode):
+    with pytest.raises(NoEffectError, match="--attention-gemms all"):
+        check(made(mode, attention_gemms="all"))
+    check(made("pv_mxfp8", attention_gemms="all"))
+
+
 def test_a_schedule_has_to_change_a_type_within_the_training():
     for late in ("mxfp8 until 1000, then bf16", "mxfp8 until 4, then mxfp8", "mxfp8"):
         with pytest.raises(NoEffectError, match=r"schedule of qk .* 8 steps"):
