@@ -202,11 +202,10 @@ class Products(TorchDispatchMode):
     def _differentiated(self, operation: str, shape: tuple[int, int, int, int]) -> Product:
         """Return a product in the backward pass."""
         node = torch._C._current_autograd_node()._sequence_nr()
-        of = self.nodes.get(node)
-        layer, gemm = (of.layer, of.gemm) if of else ("unknown", operation)
-        site = self._site_of(of, shape) if of else None
-        if site is None or (layer, site) not in self.backward:
-            return Product(layer, gemm + BACKWARD, None, *shape)
+        of = self.nodes.get(node, Product("unknown", operation, None, *shape))
+        layer, site = of.layer, self._site_of(of, shape)
+        if (layer, site) not in self.backward:
+            return Product(layer, of.gemm + BACKWARD, None, *shape)
         own = self.backward[layer, site]
         recomputed = self.backward[layer, RECOMPUTED]
         if site == "dq" and recomputed.quant_type != "none":  # on the unfused path it is not
@@ -218,12 +217,13 @@ class Products(TorchDispatchMode):
         return Product(layer, site, own.quant_type, *shape, plain=own.plain)
 
     @staticmethod
-    def _site_of(of: Product, shape: tuple[int, int, int, int]) -> str | None:
-        """Return the site of the gradient, of this shape, of an operand of attention's product."""
-        sites = {"qk": ("dq", "dk"), "pv": ("dp", "dv")}.get(of.gemm)
-        if sites is None:
-            return None
-        return sites[shape[1:] != (of.m, of.k, of.n)]
+    def _site_of(of: Product, shape: tuple[int, int, int, int]) -> str:
+        """Return the site of the gradient, of this shape, of an operand of a product.
+
+        It is '' for a product that is not attention's.
+        """
+        left, right = {"qk": ("dq", "dk"), "pv": ("dp", "dv")}.get(of.gemm, ("", ""))
+        return left if shape[1:] == (of.m, of.k, of.n) else right
 
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:

@@ -285,6 +285,14 @@ def format_of_row(
     return result
 
 
+def site_of(name: str, row: dict[str, Any]) -> GemmSite:
+    """Return the site of a row."""
+    lhs, lhs_axis = row["lhs"]
+    rhs, rhs_axis = row["rhs"]
+    backward_of = row.get("backward_of", "")
+    return GemmSite(name, row["layer"], lhs, lhs_axis, rhs, rhs_axis, backward_of)
+
+
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 BLOCK_SIZES: tuple[int, ...] = tuple(_FILE["block_sizes"])
 SCALE_RULES_OF = {kind: tuple(rules) for kind, rules in _FILE["scale_rules"].items()}
@@ -300,10 +308,7 @@ SCALE_BYTES: dict[str, int] = _FILE["scale_bytes"]
 ELEMENTS = {name: element_of(name, row) for name, row in _FILE["elements"].items()}
 FORMATS = {name: format_of_row(name, row, ELEMENTS) for name, row in _FILE["formats"].items()}
 FAMILIES = {name: Family(name, **row) for name, row in _FILE["families"].items()}
-SITES = {
-    name: GemmSite(name, row["layer"], *row["lhs"], *row["rhs"], row.get("backward_of", ""))
-    for name, row in _FILE["sites"].items()
-}
+SITES = {name: site_of(name, row) for name, row in _FILE["sites"].items()}
 ATTENTION_BACKWARD = tuple(name for name, site in SITES.items() if site.backward_of)
 
 # What `source_types` and `tensor_types` return without the formats and quantizers of a user.

@@ -68,7 +68,7 @@ class GemmOperands:
     """The operands of a GEMM; in this base class they are not quantized, and are not changed."""
 
     __slots__ = ("quantization",)
-    has_type = False
+    has_type: ClassVar[bool] = False
 
     def __init__(self, quantization: Quantization = PROCESS) -> None:
         self.quantization = quantization
