@@ -246,7 +246,8 @@ def native_step(
 
 
 def _sites(kind: str) -> tuple[str, ...]:
-    return tuple(site.name for site in SITES.values() if site.layer == kind)
+    """Return the sites of a kind that an estimate counts: none of attention's backward pass."""
+    return tuple(s.name for s in SITES.values() if s.layer == kind and not s.backward_of)
 
 
 def _main_type(linear: GemmTypes, layer: str, site: str) -> str:

@@ -132,8 +132,10 @@ def _with_backward(
 
     Takes the arguments of `without_scores`.
     """
-    why = ""
-    if backend in (*DEMANDED, *REFUSED):
+    why, pv_type = "", types.get("pv", NONE)
+    if "pv" not in types:
+        why = "its source has no plain literal for pv"
+    elif backend in (*DEMANDED, *REFUSED):
         why = f"--attention-backend is {backend}"
     elif packed is not None:
         why = "its sequences are packed documents"
@@ -141,7 +143,7 @@ def _with_backward(
         why = "--context-parallel-size is more than 1"
     elif mask is not None and not is_causal(mask, query.size(0), key.size(0)):
         why = "its attention mask is not the plain causal one"
-    why = why or obstacle_to_chunks(layer, _rounding(layer, types["pv"]), query, key, None)
+    why = why or obstacle_to_chunks(layer, _rounding(layer, pv_type), query, key, None)
     if why:
         sites = ", ".join(backward.typed)
         raise FusedAttentionError(
@@ -149,7 +151,7 @@ def _with_backward(
             "Expected: causal attention in chunks, with `--attention-backend auto`; or type 'none' "
             "for these products"
         )
-    return partial(chunked_context, layer, types["pv"], (), None, backward=backward)
+    return partial(chunked_context, layer, pv_type, (), None, backward=backward)
 
 
 def _starts(layer: Any, packed: Any, tokens: int) -> tuple[int, ...]:
