@@ -202,28 +202,28 @@ class Products(TorchDispatchMode):
     def _differentiated(self, operation: str, shape: tuple[int, int, int, int]) -> Product:
         """Return a product in the backward pass."""
         node = torch._C._current_autograd_node()._sequence_nr()
-        of = self.nodes.get(node, Product("unknown", operation, None, *shape))
-        layer, site = of.layer, self._site_of(of, shape)
+        origin = self.nodes.get(node, Product("unknown", operation, None, *shape))
+        layer, site = origin.layer, self._site_of(origin, shape)
         if (layer, site) not in self.backward:
-            return Product(layer, of.gemm + BACKWARD, None, *shape)
+            return Product(layer, origin.gemm + BACKWARD, None, *shape)
         own = self.backward[layer, site]
         recomputed = self.backward[layer, RECOMPUTED]
         if site == "dq" and recomputed.quant_type != "none":  # on the unfused path it is not
             again = replace(
-                of, gemm=RECOMPUTED, quant_type=recomputed.quant_type, plain=recomputed.plain
+                origin, gemm=RECOMPUTED, quant_type=recomputed.quant_type, plain=recomputed.plain
             )
             self.counts[again] += 1
             self.flops += again.flops
         return Product(layer, site, own.quant_type, *shape, plain=own.plain)
 
     @staticmethod
-    def _site_of(of: Product, shape: tuple[int, int, int, int]) -> str:
+    def _site_of(origin: Product, shape: tuple[int, int, int, int]) -> str:
         """Return the site of the gradient, of this shape, of an operand of a product.
 
         It is '' for a product that is not attention's.
         """
-        left, right = {"qk": ("dq", "dk"), "pv": ("dp", "dv")}.get(of.gemm, ("", ""))
-        return left if shape[1:] == (of.m, of.k, of.n) else right
+        left, right = {"qk": ("dq", "dk"), "pv": ("dp", "dv")}.get(origin.gemm, ("", ""))
+        return left if shape[1:] == (origin.m, origin.k, origin.n) else right
 
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:
