@@ -1,6 +1,7 @@
 """Short real runs through the launcher, for the tests that look at what they leave behind."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,12 @@ def tracked(checkpoints):
     """The newest complete iteration, 0 without one."""
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
     return int(tracker.read_text() or 0) if tracker.exists() else 0
+
+
+def in_pattern(name):
+    """The name of a GPT's metric in a HybridModel, which has two layers for each of a GPT."""
+
+    def layer(match):
+        return f"layers.{2 * int(match[1]) + (match[2] == 'mlp')}.{match[2]}"
+
+    return re.sub(r"layers\.(\d+)\.(\w+)", layer, name)

@@ -196,7 +196,7 @@ TINY_EXPERTS = (
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("model", list(tables.models()))
+@pytest.mark.parametrize("model", list(tables.script_models()))
 def test_every_model_learns_in_every_mode(start, model, mode):
     """Minutes: a run for each. The guard is quiet, or the run would not have ended well."""
     flags = TINY + (TINY_EXPERTS if tables.models()[model].moe else ())

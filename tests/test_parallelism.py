@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from . import real_runs
-from .real_runs import SHORT_STEPS
+from .real_runs import SHORT_STEPS, in_pattern
 from .vendored_tree import PROJECT as PROJECT
 
 STEPS = 10
@@ -40,6 +40,7 @@ WIDE = SIZES.replace(
 )
 MODELS = {
     "dense": ("llama32-1b", SIZES),
+    "hybrid": ("llama32-1b", SIZES.replace("--num-layers 4", "--hybrid-layer-pattern *-*-*-*-")),
     "wide": ("llama32-1b", WIDE),
     "experts": ("llama32-1b", f"{SIZES} {EXPERTS}"),
     "latent": ("deepseek2_lite", LATENT),
@@ -205,6 +206,29 @@ def test_a_recipe_trains_over_tensor_ranks_as_in_one_process(train, recipe):
     loss, norm = deviations(*runs)
     assert loss < 1e-2
     assert norm < 5e-2
+
+
+def stages(pattern):
+    return Layout(2, f"--pipeline-model-parallel-size 2 --hybrid-layer-pattern {pattern}")
+
+
+@pytest.mark.slow
+def test_unequal_stages_of_a_pattern_train_as_one_process(train):
+    assert max(deviations(train(stages("*-*-*-|*-"), model="hybrid"), train())) < 1e-5
+
+
+@pytest.mark.slow
+def test_interleaved_segments_of_a_pattern_have_the_bits_of_the_interleaved_gpt(train):
+    hybrid = train(stages("*-|*-|*-|*-"), ALL, "hybrid").read_metrics()
+    gpt = train(INTERLEAVED, ALL).read_metrics()
+    recorded = {
+        name: rows
+        for name, rows in gpt.items()
+        if name.startswith("quant/") or name in (TRAIN_LOSS, "grad-norm")
+    }
+    assert len(recorded) > 100
+    for name, rows in recorded.items():
+        assert hybrid[in_pattern(name)] == rows
 
 
 @pytest.mark.slow

@@ -180,15 +180,18 @@ def stage(name: str, number: int) -> None:
 def load(
     flags: list[str], built: Callable[[], None] = lambda: None
 ) -> tuple[Namespace, torch.nn.Module]:
-    """Build the model of `flags`, and load the weights of the checkpoint that they name.
+    """Build the GPT of `flags`, and load the weights of the checkpoint that they name.
 
-    `built` is called between building and loading.
+    That of a HybridModel with the same blocks loads, too. `built` is called between building and
+    loading.
     """
     args, model = build([*flags, "--finetune"])
     built()
     from megatron.inference.one_process import load_weights
+    from mqo.megatron.run.gpt_checkpoint import reading_hybrid
 
-    load_weights(model, args.load)
+    with reading_hybrid():
+        load_weights(model, args.load)
     return args, model
 
 

@@ -52,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
 def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Generate the text after each prompt, one prompt at a time."""
     from megatron.inference import load_model
-    from megatron.inference.generation import Cached, Choice, Recomputed, generate_tokens
+    from megatron.inference.generation import Choice, generate_tokens, started
     from mqo.megatron.run.errors import reading
     from mqo.megatron.run.untrusted import read_json
 
@@ -67,10 +67,10 @@ def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
         check_length(args, prompt, ids, given.tokens)
     choice = Choice(given.temperature, given.top_k, given.top_p)
     draw = torch.Generator().manual_seed(given.seed)
-    kind = Recomputed if given.no_cache else Cached
     rows = []
     for prompt, ids in zip(prompts, encoded, strict=True):
-        whole = kind(model, args, len(ids) + given.tokens)
+        longest = len(ids) + given.tokens
+        whole = started(model, args, longest, use_cache=not given.no_cache)
         limits = given.tokens, tokenizer.vocab_size, tokenizer.eod
         new = list(generate_tokens(whole, ids, *limits, choice, draw))
         text = tokenizer.detokenize(new) if new else ""

@@ -1,10 +1,11 @@
 """Pack the weights of a folder that transformers loads, for `mqo export`.
 
     python Megatron-LM/tools/pack.py SOURCE TARGET FACTS [--type TYPE | --config QUANT_TOML]
-        [--layout LAYOUT]
+        [--layout LAYOUT] [--hybrid]
 
 SOURCE has config.json and safetensors; both are written to TARGET, which exists. A summary is
-written to FACTS, as JSON, and a user-correctable error to the file that MQO_FAILURE names.
+written to FACTS, as JSON, and a user-correctable error to the file that MQO_FAILURE names. With
+--hybrid the names in QUANT_TOML are those of a HybridModel.
 """
 
 import argparse
@@ -24,6 +25,7 @@ def main() -> None:
     choice.add_argument("--type")
     choice.add_argument("--config", type=Path)
     parser.add_argument("--layout")
+    parser.add_argument("--hybrid", action="store_true")
     args = parser.parse_args()
     # Remove this folder from the path: numba would import its coverage.py as the package.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
@@ -34,9 +36,8 @@ def main() -> None:
 
     try:
         config = parse(read_text(args.config)) if args.config else None
-        facts = write(
-            args.source, args.target, quant_type=args.type, config=config, layout=args.layout
-        )
+        chosen = {"quant_type": args.type, "config": config, "layout": args.layout}
+        facts = write(args.source, args.target, **chosen, is_hybrid=args.hybrid)
     except (InferenceError, ValueError, OSError) as error:
         leave(error)
     args.facts.write_text(json.dumps(facts), encoding="utf-8")

@@ -92,7 +92,7 @@ def test_the_planner_counts_its_codes(run):
 from mqo.matrix import tables
 from mqo.scale.memory import layer_packed
 model = tables.models()["llama31-8b"]
-print(*(layer_packed(model, 0, "fused", kind) for kind in ("mxfp8", "{NAME}")))
+print(*(layer_packed(model, model.blocks[0], "fused", kind) for kind in ("mxfp8", "{NAME}")))
 """
     # A 7-bit code has a byte of its own, as an 8-bit one has.
     one, other = run("-c", program).split()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from mqo.megatron.run.gpt_blocks import FRESH, given_pattern
 from torch import Tensor
 
 from .load_model import watched_step
@@ -60,6 +61,15 @@ class Recomputed:
         """Return the same as `Cached`."""
         self.ids += ids
         return run(self.model, self.args, self.ids, 0)
+
+
+def started(model: Any, args: Namespace, longest: int, *, use_cache: bool = True) -> Model:
+    """Return the model before its first token; `longest` is the number of tokens of a text.
+
+    The states of Mamba layers are not cached, so models with such layers recompute all tokens.
+    """
+    has_states = FRESH in (given_pattern(vars(args)) or "")
+    return (Cached if use_cache and not has_states else Recomputed)(model, args, longest)
 
 
 def run(model: Any, args: Namespace, ids: list[int], start: int, context: Any = None) -> Tensor:

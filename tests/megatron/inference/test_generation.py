@@ -1,5 +1,8 @@
 """How tokens are drawn; real texts are in tests/test_evaluation.py."""
 
+from argparse import Namespace
+
+import pytest
 import torch
 from megatron.inference import generation
 
@@ -58,3 +61,18 @@ def test_a_text_ends_before_the_end_of_its_document():
     model = lambda ids: torch.eye(8)[next(chosen)]  # noqa: E731
     found = generation.generate_tokens(model, [1], 9, 8, 0, generation.Choice(), torch.Generator())
     assert list(found) == [4, 5]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "use_cache", "cached"),
+    [
+        (None, True, True),
+        (None, False, False),
+        ("*-*-", True, True),
+        ("M-*-", True, False),  # the states of its Mamba layers would be lost
+    ],
+)
+def test_only_keys_and_values_are_cached(pattern, use_cache, cached):
+    args = Namespace(hybrid_layer_pattern=pattern)
+    model = generation.started(None, args, 8, use_cache=use_cache)
+    assert isinstance(model, generation.Cached) is cached

@@ -7,7 +7,12 @@ import pytest
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.inference.checkpointing import FUSED_NORMS, load_modelopt_state
-from megatron.inference.gpt.model_provider import check_lm_loss, check_run, model_provider
+from megatron.inference.gpt.model_provider import (
+    check_lm_loss,
+    check_run,
+    check_stages,
+    model_provider,
+)
 from mqo.megatron.run.errors import DistillationError
 from mqo.megatron.run.modelopt import make_portable
 
@@ -140,6 +145,18 @@ def test_what_no_distillation_does_is_refused(name, flag):
     check_run(SimpleNamespace(**args))
     with pytest.raises(DistillationError, match=flag):
         check_run(SimpleNamespace(**args | {name: 2}))
+
+
+def test_a_hybrid_model_in_pipeline_stages_is_refused():
+    """As the student, or as its teacher."""
+    gpt = {"hybrid_layer_pattern": None, "pipeline_model_parallel_size": 2}
+    hybrid = SimpleNamespace(**gpt | {"hybrid_layer_pattern": "*-|*-"})
+    check_stages(SimpleNamespace(**gpt), SimpleNamespace(**gpt))
+    for pair in ((hybrid, SimpleNamespace(**gpt)), (SimpleNamespace(**gpt), hybrid)):
+        with pytest.raises(DistillationError, match="HybridModel"):
+            check_stages(*pair)
+    hybrid.pipeline_model_parallel_size = 1
+    check_stages(hybrid, hybrid)
 
 
 @pytest.mark.parametrize(

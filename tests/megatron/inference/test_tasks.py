@@ -132,7 +132,7 @@ def test_a_text_goes_on_up_to_what_ends_it(saved, bigrams, monkeypatch):
         def __call__(self, ids):
             return self.table[ids[-1]]
 
-    monkeypatch.setattr(model, "Cached", Cached)
+    monkeypatch.setattr(model, "started", Cached)
     bigrams.table[:, :] = 0
     for now, after in ("ab", "bc", "cd", "d\0"):
         bigrams.table[TOKENS.index(now), TOKENS.index(after)] = 1.0

@@ -157,6 +157,19 @@ def random_model(kind):
             rope_parameters=rope | {"original_max_position_embeddings": 4096},
         )
         return spread(transformers.DeepseekV2ForCausalLM(config))
+    if kind == "nemotron_h":
+        config = transformers.NemotronHConfig(
+            **common,
+            hybrid_override_pattern="M-M*-",
+            num_key_value_heads=2,
+            head_dim=24,
+            mamba_num_heads=8,
+            mamba_head_dim=16,
+            n_groups=2,
+            ssm_state_size=16,
+            time_step_min=1e-30,  # Megatron has no minimum
+        )
+        return spread(transformers.NemotronHForCausalLM(config))
     if kind in DENSE:
         config = transformers.AutoConfig.for_model(
             kind, **common, **DENSE[kind], num_hidden_layers=2, num_key_value_heads=2
@@ -232,7 +245,7 @@ def logits(tree, hf, checkpoint, *flags):
     return json.loads(result.read_text())
 
 
-KINDS = ("llama32-1b", "llama31-8b", "deepseek2_lite", *DENSE)
+KINDS = ("llama32-1b", "llama31-8b", "deepseek2_lite", "nemotron_h", *DENSE)
 
 
 # Of the first, which ties its embedding, the default suite converts a bf16 model there and back.

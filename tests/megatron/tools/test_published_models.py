@@ -48,8 +48,10 @@ UNSETTABLE = {
 UNCHANGED = {
     "the dtype of the tensors, which test_convert.py compares bit by bit": "bf16 fp16",
     "what the two kinds of models are": "multi_latent_attention",
-    "has one value": """add_bias_linear normalization position_embedding_type
+    "has one value": """add_bias_linear normalization position_embedding_type squared_relu
         swiglu""",
+    "sizes of Mamba layers, which test_convert.py converts": """mamba_head_dim mamba_num_groups
+        mamba_num_heads mamba_state_dim""",
     "of older releases": "hybrid_attention_ratio hybrid_mlp_ratio",
     "of checkouts with megatron.post_training": "export_model_type",
     "follows from make_vocab_size_divisible_by": "padded_vocab_size",

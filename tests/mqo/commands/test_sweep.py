@@ -59,6 +59,13 @@ def test_several_values_have_commas_or_are_repeated_under_either_name(mqo, words
     assert code == 0 and out.endswith("4 of 4 done\n")
 
 
+def test_the_class_of_the_models_is_part_of_their_names(mqo):
+    words = "--model llama32-1b --dataset wikipedia --mode bf16 --model-class hybrid"
+    code, out, _ = mqo(*words.split())
+    assert code == 0
+    assert "llama32-1b-hybrid" in out
+
+
 def test_the_help_has_one_name_of_an_option(mqo):
     _, out, _ = mqo("--help")
     assert "--mode " in out and "--modes" not in out
@@ -97,6 +104,7 @@ def test_a_long_reason_of_a_failed_run_fits_in_80_columns(mqo, tmp_path):
         (("--training-config", "big"), "'big'"),
         (("--gemms", "wgrad"), "'wgrad'"),
         (("--dtype", "fp8"), "'fp8'"),
+        (("--model-class", "bert"), "'bert'"),
         (("--seeds", "1,x"), "'x'"),
         (("--training-config", "fast"), "No data was given for wikipedia"),
         (("--jobs", "3"), "at most 2 jobs"),

@@ -25,6 +25,7 @@ from mqo.launch.config import Cluster
 from mqo.launch.effects import NoEffectError
 from mqo.launch.prepare import check_tree
 from mqo.launch.upstream_flags import FlagError
+from mqo.matrix.layer_pattern import PatternError
 from mqo.project import Project
 from mqo.quant import formats
 
@@ -309,7 +310,7 @@ REFUSED = {
     "a flag without a value": (after("--lr"), RunError),
     "a flag of another kind": (after("--lr", "abc"), RunError),
     "a flag of others' layers": (after("--fp8-format", "hybrid"), FlagError),
-    "a hybrid model": (after("--hybrid-layer-pattern", "M*"), FlagError),
+    "layers without sizes": (after("--hybrid-layer-pattern", "M*"), PatternError),
     "flags that do not go together": (after("--use-legacy-models"), RunError),
     "documents that see each other": (
         after("--reset-attention-mask", "--dataloader-inter-document-masking", "--bf16", "--fp16"),

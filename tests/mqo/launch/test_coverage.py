@@ -51,6 +51,21 @@ HALF = Recipe(
     types={"fprop": "mxfp8", "dgrad": "mxfp4"},
     operands={"fprop.x": {"quant_type": "none"}},
 )
+LAST = Recipe(
+    name="last",
+    summary="",
+    source="",
+    types={"fprop": "mxfp8", "dgrad": "mxfp8"},
+    rules=({"last": 1, "quant_type": "none"},),
+)
+
+
+def hybrid(pattern, mode, **rest):
+    """A toy of these layers instead of the two of a GPT."""
+    flags = (*TOY[2:], "--hybrid-layer-pattern", pattern)
+    return resolve("llama32-1b", "wikipedia", mode, "smoke", extra_flags=flags, **rest)
+
+
 CELLS = {
     "bf16": toy("bf16"),
     "FA": toy("FA_mxfp8"),
@@ -60,7 +75,14 @@ CELLS = {
     "included": toy("mxfp4", include=("output_layer", "attention:decoder.layers.0.*")),
     "half": toy("bf16", recipe=HALF),
     "bare": toy("bf16", without=("quant_sites",)),
+    "last": toy("bf16", recipe=LAST),
+    "last, hybrid": hybrid("*-*-", "bf16", recipe=LAST),
+    "FA, hybrid": hybrid("*-*-", "FA_mxfp8"),
+    "layers": hybrid("-**|-*--", "FA_linear_mxfp8"),
     "experts": resolve("deepseek2_lite", "wikipedia", "mxfp8", "smoke", gemms="all"),
+    "experts, hybrid": resolve(
+        "deepseek2_lite", "wikipedia", "mxfp8", "smoke", gemms="all", model_class="hybrid"
+    ),
     "recomputed, split": toy(
         "hifp8",
         flags=(
@@ -69,6 +91,8 @@ CELLS = {
         ),
     ),
 }
+
+OTHER_LAYERS = ("layers", "experts", "experts, hybrid")  # than those of the toy
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +233,7 @@ def test_reasons(measured):
 
 
 def test_the_tied_head_multiplies_and_the_embedding_looks_up(measured):
-    toys = [found for name, found in measured.items() if name != "experts"]
+    toys = [found for name, found in measured.items() if name not in OTHER_LAYERS]
     assert {found.lookups for found in measured.values()} == {("embedding.word_embeddings",)}
     assert {found.parameters for found in toys} == {measured["bf16"].parameters}
 
@@ -266,6 +290,28 @@ def test_recomputation_quantizes_twice(measured):
     assert {key for key, n in calls.items() if n == 1} == {("output_layer", "fprop")}
     assert set(calls.values()) == {1, 2}
     assert {p.reason for p in found} == {"", AT_NONE}
+
+
+@pytest.mark.parametrize("name", ["last", "FA", "experts"])
+def test_a_hybrid_model_of_a_gpts_layers_has_its_shares(measured, name):
+    gpt, other = measured[name], measured[f"{name}, hybrid"]
+    assert other.shares == gpt.shares != {}
+    assert (other.flops, other.parameters) == (gpt.flops, gpt.parameters)
+    if name == "last":
+        layers = {p.layer for p in other.products if not p.reason}
+        assert layers == {
+            *(f"decoder.layers.0.self_attention.linear_{part}" for part in ("qkv", "proj")),
+            *(f"decoder.layers.1.mlp.linear_{part}" for part in ("fc1", "fc2")),
+        }
+
+
+def test_layers_that_are_no_blocks_of_a_gpt_are_counted_one_by_one(measured):
+    found = measured["layers"]
+    attention, mlp = 128 * 64 + 64 * 64, 192 * 64 + 64 * 96
+    linear = 2 * TOKENS * (3 * attention + 4 * mlp + 256 * 64)
+    qk = 3 * SCORES // 2
+    assert quantized(found) == {("fprop", "mxfp8"): linear, ("qk", "mxfp8"): qk}
+    assert found.flops == 3 * linear + 6 * qk
 
 
 # {model: widths of all heads together, of keys and of values}

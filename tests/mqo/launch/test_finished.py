@@ -205,6 +205,18 @@ def test_a_finished_training_of_other_settings_is_not_this_commands(saved, chang
         finished(config(saved, **changes))
 
 
+def test_a_record_of_a_release_that_knew_fewer_sizes_counts(saved):
+    save(saved, STEPS)
+    end(saved, config(saved))
+    record = json.loads((saved / FILE).read_text())
+    for name in ("pattern", "mamba"):
+        assert record["settings"]["sizes"].pop(name) is None
+    (saved / FILE).write_text(json.dumps(record))
+    assert finished(config(saved)) is not None
+    with pytest.raises(RunError, match="sizes"):
+        finished(config(saved, model_class="hybrid"))
+
+
 def test_of_several_nodes_the_last_one_writes_the_record(saved):
     save(saved, STEPS)
     first, last = (config(saved, cluster=Cluster(nnodes=2, node_rank=rank)) for rank in (0, 1))

@@ -91,7 +91,7 @@ def test_a_shrunk_models_layers_stay_dense_first():
     assert found["--moe-layer-freq"] == f"[0]*1+[1]*{int(found['--num-layers']) - 1}"
 
 
-@pytest.mark.parametrize("model", tables.models())
+@pytest.mark.parametrize("model", tables.script_models())
 def test_a_model_is_trained_no_longer_than_published(model):
     lengths = {name: int(flags(model, name)["--seq-length"]) for name in tables.trainings()}
     longest = tables.models()[model].train_sequence
@@ -253,7 +253,7 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
                 assert bool(cell.placement.layout) == (world == 8)
                 words = tuple(megatron_flags(cell, machine, *NOWHERE))
                 asked[(world, words)] = cell, gpus
-    assert len(asked) == len(tables.models()) * len(tables.trainings()) * 2
+    assert len(asked) == len(tables.script_models()) * len(tables.trainings()) * 2
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", PARSE, vendored.root],
         input=json.dumps(list(asked)),
@@ -280,7 +280,7 @@ def test_upstreams_parser_takes_every_mode_and_recipe_with_transformer_engine(ve
     pytest.importorskip("torch")
     words, given = {}, ("--transformer-impl", "transformer_engine", "--bf16")
     machine = imagined("h100-80gb", 0)
-    for model in tables.models():
+    for model in tables.script_models():
         cells = [(mode, {"gemms": "all"}) for mode in tables.modes()]
         cells += [("bf16", {"recipe": recipes.read(name)}) for name in recipes.names()]
         for mode, rest in cells:

@@ -13,7 +13,7 @@ from mqo.launch.hf_config import (
 from mqo.matrix import tables
 from mqo.matrix.tables import Shape
 
-MODELS = tuple(tables.models())
+MODELS = tuple(tables.script_models())
 
 
 def shape(model):

@@ -1,7 +1,7 @@
 """The class of a model: by option, by the flag with a pattern, by the model's own pattern."""
 
 import pytest
-from mqo.errors import LayoutError
+from mqo.errors import LayoutError, MqoError
 from mqo.launch.command import flag_table
 from mqo.launch.config import Cluster, block_layers, resolve
 from mqo.launch.flags import shape_flags
@@ -42,7 +42,7 @@ def flags_of(config):
     return flag_table(shape_flags(config.experiment, config.placement.layout))
 
 
-@pytest.mark.parametrize("name", tables.models())
+@pytest.mark.parametrize("name", tables.script_models())
 @pytest.mark.parametrize("training", ["smoke", "standard"])
 def test_the_class_changes_only_the_flags_of_the_layers(name, training):
     gpt, hybrid = (cell(name, training, model_class=kind) for kind in ("gpt", "hybrid"))
@@ -118,8 +118,20 @@ def test_other_layers_classes_and_programs_are_refused(tmp_path):
         cell(flags=(FLAG, "M-*-"))
     with pytest.raises(PatternError, match="no attention"):
         cell(flags=(FLAG, "+-+-"))
+    for words in ((FLAG,), (f"{FLAG}=",)):
+        with pytest.raises(PatternError, match="without layers"):
+            cell(flags=words)
     with pytest.raises(PatternError, match="--megatron"):
         check_checkout(cell(model_class="hybrid").experiment.model, tmp_path)
+
+
+@pytest.mark.parametrize("layers", [0, -1, 10**15])
+def test_a_number_of_layers_is_refused_before_they_are_listed(tmp_path, layers):
+    file = tmp_path / "own.toml"
+    table, _ = OWN.split("[moe]")
+    file.write_text(table.replace('pattern = "*-|**E"', f"num_layers = {layers}"), "utf-8")
+    with pytest.raises(MqoError, match="num_layers"):
+        model_of(str(file))
 
 
 def test_a_model_of_the_user_has_a_pattern(tmp_path):
@@ -132,3 +144,46 @@ def test_a_model_of_the_user_has_a_pattern(tmp_path):
     assert flags_of(config)[FLAG] == "*-**E"
     with pytest.raises(PatternError, match="pattern of the model"):
         cell(str(file), shrink=(1, 1), model_class="gpt")
+
+
+MAMBA = OWN.replace("*-|**E", "M-ME*-").replace(
+    "[moe]",
+    """[mamba]
+num_heads = 32
+head_dim = 16
+num_groups = 4
+state_dim = 64
+
+[moe]""",
+)
+
+
+def test_a_model_with_mamba_layers_has_the_sizes_of_their_heads(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(MAMBA)
+    given = {
+        shrink: {
+            name: value
+            for name, value in flags_of(cell(str(file), shrink=shrink)).items()
+            if "mamba" in name
+        }
+        for shrink in ((1, 1), (2, 1))
+    }
+    sizes = {"--mamba-head-dim": "16", "--mamba-state-dim": "64"}
+    assert given[1, 1] == {"--mamba-num-heads": "32", "--mamba-num-groups": "4", **sizes}
+    assert given[2, 1] == {"--mamba-num-heads": "16", "--mamba-num-groups": "2", **sizes}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("num_groups = 4", "num_groups = 5", "num_groups = 5"),
+        ("M-ME*-", "*-*E", "no Mamba"),
+        ('pattern = "M-ME*-"', "num_layers = 2", "no pattern"),
+    ],
+)
+def test_sizes_of_mamba_layers_that_do_not_fit_are_refused(tmp_path, old, new, named):
+    file = tmp_path / "mine.toml"
+    file.write_text(MAMBA.replace(old, new))
+    with pytest.raises(MqoError, match=named):
+        model_of(str(file))

@@ -9,11 +9,14 @@ ODD = "--num-attention-heads 12 --num-query-groups 6 --kv-channels 64"
 EP, ETP = "--expert-model-parallel-size", "--expert-tensor-parallel-size"
 
 
-def cell(text="", processes=4, model="llama32-1b", **cluster):
+def cell(text="", processes=4, model="llama32-1b", shrink=None, **cluster):
     """A smoke cell: 4 heads in 1 group, 256 tokens, one micro-batch of 4 sequences a step."""
     where = Cluster(nproc_per_node=processes, **cluster)
     return resolve(
-        model, "wikipedia", "bf16", "smoke", extra_flags=tuple(text.split()), cluster=where
+        *(model, "wikipedia", "bf16", "smoke"),
+        extra_flags=tuple(text.split()),
+        cluster=where,
+        shrink=shrink,
     )
 
 
@@ -65,6 +68,45 @@ def test_one_that_does_not_is_refused_in_one_line(text, processes, said):
     assert "\n" not in str(caught.value)
 
 
+MAMBA = """train_sequence = 256
+pattern = "M-*-"
+hidden_size = 64
+ffn_hidden_size = 128
+num_attention_heads = 8
+num_query_groups = 8
+vocab_size = 512
+tied_embeddings = true
+norm_epsilon = 1e-5
+rotary_base = 10000
+[mamba]
+num_heads = 12
+head_dim = 8
+num_groups = 4
+state_dim = 16
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "processes", "said"),
+    [
+        (f"{TP} 2", 4, ""),
+        (f"{TP} 2 {CP} 2", 4, ""),
+        (f"{TP} 8", 8, "4 groups of Mamba heads .*tensor 8"),
+        (f"{TP} 2 {CP} 4", 8, "12 Mamba heads .*tensor x context 8"),
+        (f"{CP} 6 --seq-length 192", 6, "4 groups of Mamba heads .*tensor x context 6"),
+    ],
+)
+def test_ranks_share_heads_and_groups_of_mamba_layers(tmp_path, text, processes, said):
+    file = tmp_path / "mine.toml"
+    file.write_text(MAMBA)
+    config = cell(f"--global-batch-size 32 {text}", processes, str(file), shrink=(1, 1))
+    if not said:
+        check_layout(config)
+        return
+    with pytest.raises(LayoutError, match=said):
+        check_layout(config)
+
+
 def test_the_whole_text_of_a_size_that_does_not_fit():
     with pytest.raises(LayoutError) as caught:
         check_config(cell(f"{TP} 2 --ffn-hidden-size 1025", 2))
@@ -93,3 +135,14 @@ def test_the_processes_of_all_nodes_count():
     check_layout(cell(f"{TP} 4", 2, nnodes=2))
     with pytest.raises(LayoutError, match=r"2 .*tensor 4"):
         check_layout(cell(f"{TP} 4", 1, nnodes=2))
+
+
+def test_a_distillation_of_a_hybrid_model_has_one_pipeline_stage(tmp_path):
+    def hybrid(flag):
+        own = {"model_class": "hybrid", "teacher": tmp_path, "extra_flags": (flag, "2")}
+        where = Cluster(nproc_per_node=2)
+        return resolve("llama32-1b", "wikipedia", "bf16", "smoke", cluster=where, **own)
+
+    check_layout(hybrid(TP))
+    with pytest.raises(LayoutError, match="distillation"):
+        check_layout(hybrid(PP))

@@ -112,6 +112,8 @@ def test_an_own_model_needs_a_name_for_folders_that_no_published_one_has(folder)
 
 
 def test_a_list_of_models_may_have_paths(folder, toml):
+    assert expand_models("all") == [*tables.script_models()]
+    assert expand_models("nemotron*") == ["nemotron-h-8b"]
     assert expand_models(f"llama*,{toml}") == ["llama32-1b", "llama31-8b", str(toml)]
     with pytest.raises(UnknownNameError):
         expand_models("lama")

@@ -81,7 +81,7 @@ def model(*flags, of="llama32-1b", training="tiny", name=None):
     return made.experiment.model_name
 
 
-@pytest.mark.parametrize("of", tables.models())
+@pytest.mark.parametrize("of", tables.script_models())
 @pytest.mark.parametrize("training", tables.trainings())
 def test_a_configuration_that_shrinks_a_model_leaves_its_name(of, training):
     assert model(of=of, training=training) == of

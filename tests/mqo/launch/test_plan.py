@@ -135,7 +135,7 @@ def test_cached_weights_are_counted_as_they_are_kept(words, copies):
 
 # Of all types, a mode each; of those with scripts, all modes.
 MODES = [q.name for q in tables.modes().values() if q.scripts or q.name in tables.quant_types()]
-CELLS = [(m, q, n) for m in tables.models() for q in MODES for n in (8, 64)]
+CELLS = [(m, q, n) for m in tables.script_models() for q in MODES for n in (8, 64)]
 
 
 @pytest.mark.parametrize(("model", "mode", "gpus"), CELLS)
@@ -292,6 +292,59 @@ SMALL = tables.trainings()["smoke"]
 def test_a_distillation_says_that_the_teacher_is_not_counted(tmp_path):
     (line,) = with_layout(cell("llama32-1b", teacher=tmp_path), H100, {}).lines
     assert "teacher's memory is not counted" in line
+
+
+# -- HybridModels ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", [8, 64])
+@pytest.mark.parametrize("mode", ["bf16", "FA_linear_mxfp8"])
+@pytest.mark.parametrize("model", tables.script_models())
+def test_a_hybrid_model_of_a_gpts_layers_has_its_layout_and_its_memory(model, mode, gpus):
+    lines = []
+    for model_class in ("gpt", "hybrid"):
+        made = cell(model, mode, gpus, model_class=model_class)
+        lines.append(with_layout(made, H100, made.quantization.types).lines)
+    assert lines[0] == lines[1]
+    assert "; simulated: " in lines[0][0]
+
+
+def test_the_planner_takes_the_stages_of_a_pattern():
+    pattern = "|".join(["*-*-*-"] * 4 + ["*-*-"] * 10)
+    made = cell(flags=f"--hybrid-layer-pattern {pattern}", dtype="fp32")
+    chosen = planned(made)
+    assert chosen.pipeline == 1  # 14 stages on 8 GPUs
+    assert chosen.tensor > 1
+    uneven = cell(flags=f"--hybrid-layer-pattern {'*-' * 16}|{'*-' * 13}", mode="linear_hif4")
+    uneven = uneven.with_experiment(model=uneven.experiment.model.model_copy(update=WIDE))
+    assert planned(uneven) == Layout(8, pipeline=2)
+    odd = uneven.experiment.model.model_copy(update={"pattern": "*-" * 29})
+    assert planned(uneven.with_experiment(model=odd)).pipeline == 1
+
+
+WIDE = {"ffn_hidden_size": 12736}  # half of it has no whole blocks of 64
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        ("*-*-*-*-", "as given: PP 2, .*computed: "),
+        ("*-**--|-*-*-", "as given: PP 2, .*computed: "),
+        ("*-|*-|*-|*-", "not known, since --hybrid-layer-pattern with several segments"),
+    ],
+)
+def test_a_pattern_in_given_stages_has_a_memory_unless_they_are_interleaved(pattern, text):
+    flags = f"--hybrid-layer-pattern {pattern} --pipeline-model-parallel-size 2"
+    made = cell("llama32-1b", flags=flags)
+    (line,) = with_layout(made, H100, made.quantization.types).lines
+    assert re.search(text, line)
+
+
+def test_a_pattern_that_the_given_stages_cannot_share_is_refused():
+    flags = "--hybrid-layer-pattern *-*-*- --pipeline-model-parallel-size 2"
+    made = cell("llama32-1b", flags=flags)
+    with pytest.raises(MqoError, match="3 blocks, which 2 pipeline stages"):
+        with_layout(made, H100, made.quantization.types)
 
 
 # -- a layout of the user's own --------------------------------------------------------------------

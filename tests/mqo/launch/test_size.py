@@ -32,7 +32,7 @@ def test_a_published_model_is_taken_where_it_fits(name, monkeypatch):
 def parts():
     """(model, part, field) of each size."""
     for name, model in SHAPES.items():
-        for part in ("", "mla", "moe"):
+        for part in ("", "mla", "moe", "mamba"):
             whole = getattr(model, part) if part else model
             for field, size in whole or ():
                 if type(size) is int:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from mqo.errors import ConvertError, MqoError
 from mqo.launch import arguments, start_weights
+from mqo.launch.convert import Converted
 from mqo.launch.start_weights import FLAG, checkpoint_of, ready_weights
 from mqo.project import Project
 from safetensors.torch import save_file
@@ -110,12 +111,14 @@ def test_weights_are_converted_once(folder, tmp_path, monkeypatch):
     def convert(tree, source, target, report):
         converted.append(source)
         target.mkdir()
+        return Converted(str(target), notes=(f"note {len(converted)}",))
 
     monkeypatch.setattr(start_weights, "hf_to_megatron", convert)
-    for _ in range(2):
+    for is_first in (True, False):
         lines = []
         ready_weights(experiment, tmp_path, lines.append)
         assert str(target) in lines[-1]
+        assert any(line.endswith("note 1") for line in lines) == is_first
     assert converted == [folder]
 
 

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from mqo.matrix import tables
 from mqo.matrix.layer_pattern import (
     ATTENTION,
+    MAMBA,
     MLA,
     MOE,
     PatternError,
@@ -25,6 +26,7 @@ PATTERNS = st.text("*-E", min_size=1)
         ("+-|+E", ("+-", "+E")),
         ("*--**E", ("*--", "*", "*E")),
         ("-E*-", ("-E", "*-")),
+        ("M-MM*-", ("M-", "M", "M", "*-")),
     ],
 )
 def test_a_block_is_a_mixer_and_the_layers_behind_it(pattern, blocks):
@@ -39,8 +41,8 @@ def test_blocks_hold_each_layer_once_and_in_order(pattern):
     assert all(block[0] == ATTENTION for block in blocks[1:])
 
 
-@pytest.mark.parametrize("name", tables.models())
-def test_the_published_models_have_a_pattern_of_two_layers_per_block(name):
+@pytest.mark.parametrize("name", tables.script_models())
+def test_published_gpts_have_a_pattern_of_two_layers_per_block(name):
     model = tables.models()[name]
     hybrid = model.model_copy(update={"pattern": "".join(model.blocks)})
     hybrid.check_pattern()
@@ -80,7 +82,7 @@ def test_given_stages_are_kept(pattern, stages, expected):
         assert in_stages(pattern, stages) == expected
 
 
-SIZES = {ATTENTION: True, MLA: False, MOE: True}
+SIZES = {ATTENTION: True, MLA: False, MOE: True, MAMBA: False}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,8 @@ SIZES = {ATTENTION: True, MLA: False, MOE: True}
         ("*-*E|", SIZES, "without layers"),
         ("*-xE", SIZES, "'x'"),
         ("M-*E", SIZES, "Mamba"),
+        ("*E", SIZES | {MAMBA: True}, "no Mamba"),
+        ("G-*E", SIZES, "gated delta nets"),
         ("*-*E/*-", SIZES, "multi-token"),
         ("*-+E", SIZES, "MLA"),
         ("*-*-", SIZES, "experts"),

@@ -9,13 +9,30 @@ from pydantic import ValidationError
 
 
 def parameters(model: tables.Model) -> int:
-    """Count the weights of a GPT with SwiGLU and RMSNorm, by its shapes."""
+    """Count the weights of a model with RMSNorm, by its shapes."""
+    if model.mamba:
+        return hybrid(model)
     hidden, dense = model.hidden_size, model.moe.dense_layers if model.moe else model.num_layers
     mlp = 3 * hidden * model.ffn_hidden_size
     mlps = dense * mlp + (model.num_layers - dense) * (experts(model) if model.moe else 0)
     embeddings = model.vocab_size * hidden * (1 if model.tied_embeddings else 2)
     attention = latent(model) if model.mla else grouped(model)
     return model.num_layers * (attention + 2 * hidden) + mlps + embeddings + hidden
+
+
+def hybrid(model: tables.Model) -> int:
+    """Count the weights of a model with Mamba layers and squared ReLU, which has no gate."""
+    hidden, mamba = model.hidden_size, model.mamba
+    inner, states = mamba.num_heads * mamba.head_dim, 2 * mamba.num_groups * mamba.state_dim
+    projections = hidden * (2 * inner + states + mamba.num_heads) + inner * hidden
+    layers = {
+        "M": projections + 5 * (inner + states) + 3 * mamba.num_heads + inner,
+        "-": 2 * hidden * model.ffn_hidden_size,
+        "*": grouped(model),
+    }
+    return sum(layers[kind] + hidden for kind in model.pattern) + hidden * (
+        2 * model.vocab_size + 1
+    )
 
 
 def grouped(model: tables.Model) -> int:
@@ -93,6 +110,28 @@ def test_a_model_has_one_kind_of_attention_and_the_positions_that_go_with_it():
     for change in ({"num_query_groups": 16}, {"mla": None}, {"rope": llama}, {"heads": 16}):
         with pytest.raises(ValidationError):
             tables.Model(**row | change)
+
+
+def test_only_a_model_with_mamba_layers_may_have_no_positions():
+    nemotron = tables.models()["nemotron-h-8b"]
+    assert nemotron.rotary_base is None
+    row = tables.models()["llama31-8b"].model_dump(exclude_none=True)
+    for without in ({"rotary_base"}, {"rotary_base", "rope"}):
+        with pytest.raises(ValidationError, match="rotary_base"):
+            tables.Model(**{key: row[key] for key in row.keys() - without})
+    with pytest.raises(ValidationError, match="rotary_base"):
+        tables.Model(**nemotron.model_dump(exclude_none=True) | {"rope": row["rope"]})
+
+
+def test_a_shrunk_hybrid_has_layers_of_all_kinds():
+    small = tables.models()["nemotron-h-8b"].shrunk(8, 4)
+    assert {*small.pattern} == {*"M-*"}
+    assert small.mamba.num_heads * 8 == 128
+    assert small.activation == "squared_relu"
+
+
+def test_three_models_have_scripts():
+    assert {*tables.script_models()} == {"llama32-1b", "llama31-8b", "deepseek2_lite"}
 
 
 def test_ten_modes_have_scripts():
@@ -205,7 +244,7 @@ def test_the_front_end_for_attention_has_its_modes_of_every_type():
         ("all", list(tables.models())),
         ("llama*", ["llama32-1b", "llama31-8b"]),
         (" deepseek2_lite , llama31-8b", ["deepseek2_lite", "llama31-8b"]),
-        ("llama31-8b,all", ["llama31-8b", "llama32-1b", "deepseek2_lite"]),
+        ("llama31-8b,all", ["llama31-8b", "llama32-1b", "deepseek2_lite", "nemotron-h-8b"]),
     ],
 )
 def test_names_may_be_lists_and_globs_and_count_once(given, expected):

@@ -93,6 +93,33 @@ def test_gate_and_up_are_two_sums():
     assert " 48 " in text and " 96 " in text
 
 
+def mamba_input_projection(ranks, heads, width=16, groups=2, state=32):
+    """in_proj of a Mamba layer: gates, inputs, two projections and step sizes, concatenated."""
+    sizes = (heads * width, heads * width, groups * state, groups * state, heads)
+    layer = ColumnParallelLinear(sum(sizes), ranks)
+    layer.weight = SimpleNamespace(partition_sizes=[size // ranks for size in sizes])
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("sizes", "part"),
+    [
+        ({"heads": 64}, None),
+        ({"heads": 32}, "16 of the 32 "),  # the step sizes
+        ({"heads": 64, "groups": 4, "state": 24}, "48 of the 96 "),  # the projections
+        ({"heads": 32, "state": 24}, "24 of the 48 "),  # all five are 18 blocks together
+        ({"heads": 16, "width": 5}, "40 of the 80 "),
+    ],
+)
+def test_each_of_the_five_parts_of_a_mamba_layer_holds_whole_blocks(sizes, part):
+    blocks = cuts(mamba_input_projection(2, **sizes), sites={"dgrad"})
+    squares = cuts(mamba_input_projection(2, **sizes), sites=(), squares=["fprop.weight"])
+    for texts in (blocks, squares):
+        assert len(texts) == bool(part)
+        assert all(f"a rank has {part}" in text for text in texts)
+    assert cuts(mamba_input_projection(1, **sizes)) == []
+
+
 def test_layers_of_one_cut_are_one_text():
     (text,) = cuts(RowParallelLinear(96, 2), RowParallelLinear(96, 2))
     assert "and 1 more" in text

@@ -81,6 +81,12 @@ def test_a_statement_can_be_a_pattern():
     assert rewritten("def f():\n    x=a  +  b\n", edit) == "def f():\n    log()\n    x=a  +  b\n"
 
 
+def test_the_block_around_all_anchors_can_be_the_module():
+    edit = InsertBefore("", (Anchor("not a", 2),), "log()\n")
+    source = "b = 1\nif not a:\n    c = 1\ndef f():\n    return not a\n"
+    assert rewritten(source, edit) == source.replace("if", "log()\nif")
+
+
 # -- counts and scopes -------------------------------------------------------------------------
 
 

@@ -104,10 +104,12 @@ def test_a_cell_that_cannot_run_is_refused_before_any_does():
         },
         {"how": variants("mxfp4", axes=("schedule=fprop: mxfp4 until 9, then none",))},
         {"how": variants("linear_hifp8", axes=("tensor-scale=true",))},
+        {"model_class": "hybrid"},
+        {"flags": ("--hybrid-layer-pattern", "-*-**--")},
     ],
 )
 def test_the_command_of_a_run_is_that_of_its_cell(rest):
-    made = plan(asked(flags=("--lr", "1e-4"), **rest), CPU)
+    made = plan(asked(**{"flags": ("--lr", "1e-4")} | rest), CPU)
     for planned in made.runs:
         words = shlex.split(planned.command())
         threads = words.pop(0) if planned.threads else ""

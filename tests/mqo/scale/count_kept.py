@@ -18,6 +18,7 @@ HIDDEN, HEADS, GROUPS, BATCH, SEQUENCE, FFN = 256, 4, 2, 1, 256, 512
 LATENTS = {"kv_lora_rank": 64, "qk_head_dim": 64, "qk_pos_emb_head_dim": 32, "v_head_dim": 64}
 WIDE = {"kv_channels": 128, "qk_layernorm": True, "add_qkv_bias": True}
 EXPERTS = {"num_moe_experts": 4, "moe_router_topk": 2, "moe_ffn_hidden_size": 96}
+MAMBA = {"num_heads": 16, "head_dim": 32, "num_groups": 4, "state_dim": 64}
 EXPERTS |= {"moe_shared_expert_intermediate_size": 192}
 
 
@@ -74,6 +75,11 @@ def kept(small, layers, latent, backend, changes):
         spec = make_spec(qk_layernorm=config.qk_layernorm, **experts(changes))
     model = small.build(config, spec).bfloat16()
     config.attention_backend = backend
+    return held_by(model, lambda: small.mean_loss(model))
+
+
+def held_by(model, loss):
+    """Bytes that the result of a function holds for backward, parameters apart."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     held, alive = {}, []
 
@@ -85,9 +91,23 @@ def kept(small, layers, latent, backend, changes):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = small.mean_loss(model)
-    assert loss.requires_grad
+        assert loss().requires_grad
     return sum(held.values())
+
+
+def mamba(small):
+    """A token's values of a Mamba layer whose chunks are full."""
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.spec_utils import build_module
+    from megatron.core.transformer.transformer_config import TransformerConfig
+    from mqo.megatron.mamba.spec import mamba_layer
+
+    common = small.common("RMSNorm") | {"bf16": True, "params_dtype": torch.bfloat16}
+    config = TransformerConfig(**{f"mamba_{key}": n for key, n in MAMBA.items()}, **common)
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    layer = build_module(mamba_layer(config), config, layer_number=1, pg_collection=groups)
+    hidden = torch.zeros(SEQUENCE, BATCH, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
+    return held_by(layer, lambda: layer(hidden)) / BATCH / SEQUENCE / 2
 
 
 def experts(changes):
@@ -102,6 +122,10 @@ def main():
 
     small.start()
     core = {"recompute_granularity": "selective", "recompute_modules": ["core_attn"]}
+    from megatron.core.activations import squared_relu
+
+    relu = {"gated_linear_unit": False, "activation_func": squared_relu}
+    relu |= {"bias_activation_fusion": False}
     full = {"recompute_granularity": "full", "recompute_method": "uniform"}
     full |= {"recompute_num_layers": 1}
     cases = {
@@ -112,6 +136,7 @@ def main():
         "grouped, full": (False, "flash", full),
         "grouped, wide": (False, "flash", WIDE),
         "grouped, wide, PV in chunks": (False, "auto", WIDE),
+        "grouped, ReLU": (False, "flash", relu),
         "latent": (True, "flash", {}),
         "latent, PV in chunks": (True, "auto", {}),
         "latent, PV": (True, "unfused", {}),
@@ -127,6 +152,8 @@ def main():
         few, many = (kept(small, n, latent, backend, changes) for n in (1, 2))
         found[name] = (many - few) / BATCH / SEQUENCE / 2
         found[f"{name}, head"] = (2 * few - many) / BATCH / SEQUENCE / 2
+    options(quantizer("mamba"))
+    found["mamba"] = mamba(small)
     print(json.dumps(found))
 
 

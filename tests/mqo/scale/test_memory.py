@@ -38,6 +38,7 @@ def counted(vendored):
 SMALL = {"hidden_size": 256, "ffn_hidden_size": 512, "num_attention_heads": 4, "num_layers": 2}
 GROUPED = tables.models()["llama32-1b"].model_copy(update=SMALL | {"num_query_groups": 2})
 WIDE = GROUPED.model_copy(update={"head_dim": 128, "qk_norm": True, "qkv_bias": True})
+RELU = GROUPED.model_copy(update={"activation": "squared_relu"})
 LATENTS = {"kv_lora_rank": 64, "qk_head_dim": 64, "qk_pos_emb_head_dim": 32, "v_head_dim": 64}
 PUBLISHED = tables.models()["deepseek2_lite"]
 LATENT = PUBLISHED.model_copy(
@@ -53,6 +54,7 @@ CASES = {
     "grouped, PV, core_attn": (GROUPED, "core_attn", 0),
     "grouped, wide": (WIDE, "fused", 0),
     "grouped, wide, PV in chunks": (WIDE, "chunked", 0),
+    "grouped, ReLU": (RELU, "fused", 0),
     "latent": (LATENT, "fused", 0),
     "latent, PV in chunks": (LATENT, "chunked", 0),
     "latent, PV": (LATENT, "unfused", SCORES),
@@ -70,8 +72,15 @@ def test_a_layer_keeps_what_autograd_holds_of_it(counted, case):
     model, attention, scores = CASES[case]
     norms = 2 * model.hidden_size + (model.mla.kv_lora_rank if model.mla else 0)
     norms += model.qk_norm * (4 + 2) * model.head_size
-    expected = layer_values(model, 0, attention) + scores + 3 * norms
+    expected = layer_values(model, model.blocks[0], attention) + scores + 3 * norms
     assert counted[case] == pytest.approx(expected, rel=0.01)
+
+
+def test_a_mamba_layer_keeps_what_autograd_holds_of_it(counted):
+    sizes = tables.Mamba(num_heads=16, head_dim=32, num_groups=4, state_dim=64)
+    model = GROUPED.model_copy(update={"mamba": sizes, "pattern": "M*"})
+    expected = layer_values(model, "M", "fused") + 3 * model.hidden_size
+    assert counted["mamba"] == pytest.approx(expected, rel=0.01)
 
 
 def test_a_recomputed_layer_keeps_its_input_alone(counted):
@@ -95,8 +104,8 @@ def test_packed_inputs_free_what_autograd_no_longer_holds(counted, case):
     name, _, kind = case.rpartition(", ")
     model, attention, _ = CASES[name]
     less = BF16 * (counted[name] - counted[case])
-    assert layer_packed(model, 0, attention, kind) == pytest.approx(less, rel=0.01)
-    assert layer_packed(model, 0, attention, "none") == 0
+    assert layer_packed(model, model.blocks[0], attention, kind) == pytest.approx(less, rel=0.01)
+    assert layer_packed(model, model.blocks[0], attention, "none") == 0
 
 
 @pytest.mark.parametrize("kind", tables.quant_types())
@@ -163,6 +172,38 @@ def test_a_first_stage_holds_more_micro_batches_and_the_last_one_the_logits():
     short = STANDARD.model_copy(update={"global_batch": 16})
     one = stage_memory(tables.models()["llama31-8b"], short, MODES["bf16"], layout, 0)
     assert one.activations == stages[0].activations // 4
+
+
+@pytest.mark.parametrize("name", tables.script_models())
+@pytest.mark.parametrize("mode", ["bf16", "qk_pv_mxfp8"])
+def test_a_hybrid_model_needs_what_the_gpt_of_its_layers_needs(name, mode):
+    gpt = tables.models()[name]
+    hybrid = gpt.model_copy(update={"pattern": "".join(gpt.blocks)})
+    stages = next(n for n in (4, 3) if gpt.num_layers % n == 0)
+    for recompute in ("none", "core_attn", "full"):
+        layout = Layout(12, pipeline=stages, recompute=recompute)
+        for stage in range(stages):
+            sizes = (STANDARD, MODES[mode], layout, stage)
+            one, other = (stage_memory(model, *sizes) for model in (gpt, hybrid))
+            if recompute == "full":  # twice the inputs, and the parts of a block one by one
+                assert one.activations < other.activations <= 2 * one.activations
+                assert one.working > other.working
+            else:
+                assert one == other
+
+
+def test_layers_that_are_no_blocks_of_a_gpt_are_counted_one_by_one():
+    gpt = tables.models()["llama32-1b"]
+    hybrid = gpt.model_copy(update={"pattern": "-**-*|--*", "num_layers": 5})
+    sizes = (STANDARD, MODES["bf16"], Layout(8, pipeline=2))
+    stages = [stage_memory(hybrid, *sizes, stage) for stage in (0, 1)]
+    tokens = STANDARD.sequence
+    attention, mlp = (layer_values(gpt, part, "fused") for part in "*-")
+    assert attention + mlp == layer_values(gpt, "*-", "fused")
+    # Two micro-batches in flight at the first stage, and the last one has the last norm.
+    assert stages[0].activations == 2 * BF16 * tokens * (3 * attention + 2 * mlp)
+    last = 2 * gpt.hidden_size
+    assert stages[1].activations == BF16 * tokens * (attention + 2 * mlp + last)
 
 
 def test_the_total_is_all_but_what_flags_would_change():

@@ -1,6 +1,7 @@
 """The table of simulated layouts, against the formulas and against the simulation."""
 
 import csv
+from dataclasses import replace
 
 import pytest
 from mqo.launch.config import Cluster, resolve
@@ -51,12 +52,27 @@ def test_other_sizes_are_not_found():
     assert simulated_need(other, training, arithmetic, layout, "bf16") is None
 
 
+def test_a_hybrid_model_of_the_same_layers_is_found_in_layouts_that_recompute_none():
+    for row in ROWS:
+        model, *others = case_of(row)
+        hybrid = model.model_copy(update={"pattern": "".join(model.blocks)})
+        assert simulated_need(hybrid, *others, "bf16") == int(row["bytes"])
+    *sizes, layout = others
+    full = replace(layout, recompute="full")
+    assert simulated_need(hybrid, *sizes, full, "bf16") is None
+    for pattern in (f"{hybrid.pattern}-", f"{hybrid.pattern[:2]}|{hybrid.pattern[2:]}"):
+        other = hybrid.model_copy(update={"pattern": pattern})
+        assert simulated_need(other, *others, "bf16") is None
+
+
 @pytest.mark.slow
-def test_the_table_is_what_a_simulation_says_today(vendored, checkout_with, tmp_path):
+@pytest.mark.parametrize("model_class", ["gpt", "hybrid"])
+def test_the_table_is_what_a_simulation_says_today(vendored, checkout_with, tmp_path, model_class):
     row = next(r for r in ROWS if (r["model"], r["attention"]) == ("llama32-1b", "fused"))
     gpus = int(row["gpus"])
     cluster = Cluster(nnodes=gpus // 8, nproc_per_node=8)
-    made = resolve("llama32-1b", "wikipedia", "FA_linear_mxfp8", "standard", cluster=cluster)
+    names = ("llama32-1b", "wikipedia", "FA_linear_mxfp8", "standard")
+    made = resolve(*names, cluster=cluster, model_class=model_class)
     made = made.with_layout(row["flags"].split())
     project = checkout_with(cache=tmp_path)
     job = RunJob.from_config(made, imagined("h100-80gb", 8), dict(made.quantization.types), 1.0)

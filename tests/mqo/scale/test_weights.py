@@ -9,7 +9,6 @@ import pytest
 from mqo.launch.config import resolve
 from mqo.launch.flags import DTYPES, platform_flags, shape_flags
 from mqo.launch.machine import Machine
-from mqo.launch.models import model_of
 from mqo.matrix import tables
 from mqo.scale.layout import Layout
 from mqo.scale.weights import padded_vocabulary, rank_weights
@@ -27,7 +26,19 @@ RANKS = [
     ("own", Layout(1), 0, 0),
     ("own", Layout(8, tensor=2, pipeline=2), 7, 1),
     ("experts", Layout(8, tensor=2, expert=2), 5, 0),
+    ("mamba", Layout(1), 0, 0),
+    ("mamba", Layout(8, tensor=2, pipeline=2), 7, 1),
+    ("nemotron-h-8b", Layout(8, tensor=8), 3, 0),
+    ("nemotron-h-8b", Layout(8, tensor=2, pipeline=4), 7, 3),
+    ("squared", Layout(8, tensor=2, expert=2), 5, 0),
+    # HybridModels: of the layers of a GPT, and of other layers in unequal stages.
+    ("llama32-1b hybrid", Layout(8, pipeline=2), 7, 1),
+    ("deepseek2_lite hybrid", Layout(8, expert=8), 5, 0),
+    ("dense pattern", Layout(8, tensor=2, pipeline=2), 0, 0),
+    ("dense pattern", Layout(8, tensor=2, pipeline=2), 7, 1),
+    ("sparse pattern", Layout(8, tensor=2, expert=2), 5, 0),
 ]
+HYBRID = " hybrid"
 # Own norms of queries and keys, biases, and heads that are wider than the layer.
 OWN = """
 num_layers = 4
@@ -44,6 +55,9 @@ norm_epsilon = 1e-6
 rotary_base = 10000
 train_sequence = 128
 """
+
+
+PATTERNS = {"dense pattern": "-**-*|--*", "sparse pattern": "*EE-**E"}
 
 
 def meta_job(of, layout, rank):
@@ -68,25 +82,52 @@ renormalized = true
 """
 )
 
+MAMBA = (
+    OWN.replace("num_layers = 4", 'pattern = "M-MM*-"')
+    + """
+[mamba]
+num_heads = 16
+head_dim = 64
+num_groups = 2
+state_dim = 32
+"""
+)
+
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory):
     """{name: the argument of --model}, also of own models."""
-    files = {name: tmp_path_factory.mktemp(name) / f"{name}.toml" for name in ("own", "experts")}
-    files["own"].write_text(OWN)
-    files["experts"].write_text(EXPERTS)
-    own = {name: str(file) for name, file in files.items()}
+    texts = {"own": OWN, "experts": EXPERTS, "mamba": MAMBA}
+    texts["squared"] = f'activation = "squared_relu"{EXPERTS}'
+    for name, pattern in PATTERNS.items():
+        text = EXPERTS if "E" in pattern else OWN
+        texts[name] = text.replace("num_layers = 4", f'pattern = "{pattern}"')
+    own = {}
+    for name, text in texts.items():
+        own[name] = str(tmp_path_factory.mktemp("models") / f"{name.replace(' ', '_')}.toml")
+        Path(own[name]).write_text(text)
     return {name: name for name in tables.models()} | own
 
 
 @pytest.fixture(scope="module")
-def built(vendored, paths):
+def experiments(paths):
+    """{name: the experiment of the model}; a name can end in the class of the model."""
+    words = ("wikipedia", "bf16", "standard")
+    return {
+        name: resolve(
+            paths[name.removesuffix(HYBRID)],
+            *words,
+            model_class="hybrid" if name.endswith(HYBRID) else None,
+        ).experiment
+        for name, *_ in RANKS
+    }
+
+
+@pytest.fixture(scope="module")
+def built(vendored, experiments):
     """{model, layout, rank: upstream's counts}, all of them by one process."""
     pytest.importorskip("torch")
-    jobs = [
-        meta_job(resolve(paths[name], "wikipedia", "bf16", "standard").experiment, layout, rank)
-        for name, layout, rank, _ in RANKS
-    ]
+    jobs = [meta_job(experiments[name], layout, rank) for name, layout, rank, _ in RANKS]
     done = subprocess.run(
         [sys.executable, "-I", "-W", "ignore", PROGRAM, vendored.root],
         input=json.dumps(jobs),
@@ -99,8 +140,10 @@ def built(vendored, paths):
 
 
 @pytest.mark.parametrize(("name", "layout", "rank", "stage"), RANKS)
-def test_a_rank_holds_the_weights_that_upstream_gives_it(built, paths, name, layout, rank, stage):
-    found = rank_weights(model_of(paths[name])[0], layout, stage)
+def test_a_rank_holds_the_weights_that_upstream_gives_it(
+    built, experiments, name, layout, rank, stage
+):
+    found = rank_weights(experiments[name].model, layout, stage)
     counts = built[name, layout, rank]
     assert (found.dense, found.expert) == (counts["dense"], counts["expert"])
 

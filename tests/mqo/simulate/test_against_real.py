@@ -1,6 +1,7 @@
 """The simulation against the same program on real tensors, in real processes."""
 
 import json
+import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
@@ -22,6 +23,7 @@ BASE = ("--global-batch-size", "16", "--micro-batch-size", "2", "--distributed-b
 SHARDED = "--use-distributed-optimizer"
 OVERLAPPED = f"{SHARDED} --overlap-grad-reduce --overlap-param-gather --ddp-bucket-size 100000"
 EXPERTS = "--expert-model-parallel-size 2"
+REDUCES = "param_and_grad_buffer.py"
 TEACHER = """\
 num_layers: 4
 hidden_size: 128
@@ -31,9 +33,9 @@ num_query_groups: 2
 """
 
 
-def tiny(model, mode, flags=""):
+def tiny(model, mode, flags="", **rest):
     extra = (*BASE, *flags.split())
-    return resolve(model, "wikipedia", mode, "tiny", dtype="bf16", extra_flags=extra)
+    return resolve(model, "wikipedia", mode, "tiny", dtype="bf16", extra_flags=extra, **rest)
 
 
 @pytest.fixture
@@ -96,6 +98,40 @@ def test_one_rank_has_the_bytes_and_the_products_of_real_tensors(simulated, mode
     assert flops(fake) == flops(real) != [0, 0]
 
 
+PIPELINED = "--pipeline-model-parallel-size 2"
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "world"),
+    [
+        ("llama32-1b", OVERLAPPED, 1),
+        pytest.param("deepseek2_lite", OVERLAPPED, 1, marks=pytest.mark.slow),
+        pytest.param("llama32-1b", PIPELINED, 2, marks=pytest.mark.slow),
+    ],
+    ids=["llama32-1b", "deepseek2_lite", "PP2"],
+)
+def test_a_hybrid_model_of_a_gpts_layers_has_its_bytes_products_and_exchanges(
+    simulated, model, flags, world
+):
+    classes = ("gpt", "hybrid")
+    configs = [tiny(model, "FA_linear_mxfp8", flags, model_class=name) for name in classes]
+    ranks = [simulated(config, world, [1, 2], real=False) for config in configs]
+    for gpt, hybrid in zip(*ranks, strict=True):
+        assert hybrid.step_peaks == gpt.step_peaks
+        assert hybrid.kinds == gpt.kinds
+        assert hybrid.steps[-1].counted_exchanges() == gpt.steps[-1].counted_exchanges()
+        assert unnamed(hybrid) == unnamed(gpt)
+
+
+def unnamed(facts):
+    """The products without the numbers of layers, and their calls."""
+    names = {}
+    for (layer, *kind), calls in products(facts).items():
+        key = (re.sub(r"\.\d+\.", ".N.", layer), *kind)
+        names[key] = names.get(key, 0) + calls
+    return names
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("flag", ["", "--moe-grouped-gemm"])
 def test_experts_of_one_rank_differ_by_a_scalar(simulated, flag):
@@ -133,6 +169,16 @@ def test_a_student_and_its_teacher_have_the_bytes_and_the_products_of_real_tenso
     assert {"output_layer", "_teacher_model.output_layer"} <= layers
 
 
+def check_peaks(fake, real):
+    """Compare peaks, except for gloo's copies of the gradients that it reduces.
+
+    How many copies live at a time depends on when the exchanges end.
+    """
+    copies = [row.bytes for row in real.at_peak if row.kind == "temporary" and REDUCES in row.line]
+    assert fake.peak < 1.05 * real.peak
+    assert real.peak - sum(copies) < 1.05 * fake.peak
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
@@ -143,7 +189,7 @@ def test_two_ranks_of_a_distillation_are_as_real_ones(simulated, student, flags)
     for fake, real in zip(fakes, reals, strict=True):
         assert fake.steps[-1].counted_exchanges() == real.steps[-1].counted_exchanges() != {}
         assert products(fake) == products(real)
-        assert 0.9 * real.peak < fake.peak < 1.05 * real.peak
+        check_peaks(fake, real)
 
 
 @pytest.mark.slow
@@ -165,17 +211,22 @@ def test_two_ranks_exchange_what_real_processes_do(simulated, model, flags, step
     for fake, real in zip(fakes, reals, strict=True):
         assert fake.steps[-1].counted_exchanges() == real.steps[-1].counted_exchanges() != {}
         assert products(fake) == products(real)
-        # Real exchanges keep their tensors until they end, and gloo copies what it reduces.
-        assert 0.9 * real.peak < fake.peak < 1.05 * real.peak
+        check_peaks(fake, real)
 
 
 @pytest.mark.parametrize(
-    ("model", "mode"), [("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")]
+    ("model", "mode", "pattern"),
+    [
+        ("llama32-1b", "FA_linear_mxfp8", None),
+        ("llama32-1b", "mxfp8", "-**-*--"),
+        ("deepseek2_lite", "mxfp8", None),
+    ],
 )
 def test_products_are_those_of_the_coverage(
-    simulated, vendored, checkout_with, tmp_path, model, mode
+    simulated, vendored, checkout_with, tmp_path, model, mode, pattern
 ):
-    config = tiny(model, mode, "--attention-backend unfused")
+    layers = f" --hybrid-layer-pattern {pattern}" if pattern else ""
+    config = tiny(model, mode, f"--attention-backend unfused{layers}")
     project = checkout_with(cache=tmp_path)
     known = coverage.of_config(project, vendored, Series.of_project(project), config)
     (found,) = simulated(config, 1, [1, 1], real=False)

@@ -62,6 +62,23 @@ def test_of_equal_stages_the_one_with_most_in_flight_is_taken(flags, ranks):
     assert [one["rank"] for one in told(*flags.split())] == ranks
 
 
+@pytest.mark.parametrize(
+    ("pattern", "ranks"),
+    [
+        ("*-" * 16, [0, 8, 56]),
+        ("|".join(["*-", "*-", "*--", "*-", "*--", "*-", "*-", "*-"]), [0, 8, 16, 56]),
+    ],
+)
+def test_stages_of_a_pattern_are_equal_if_they_have_the_same_layers(pattern, ranks):
+    flags = ("--hybrid-layer-pattern", pattern, "--pipeline-model-parallel-size", "8")
+    assert [one["rank"] for one in told(*flags)] == ranks
+
+
+def test_several_segments_of_a_pattern_per_stage_take_whole_rounds():
+    flags = ("--hybrid-layer-pattern", "|".join(["*-"] * 8), "--pipeline-model-parallel-size", "4")
+    assert told(*flags)[0]["micro_batches"] == [4, 8]
+
+
 def test_interleaved_stages_take_whole_rounds():
     flags = "--pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2"
     assert told(*flags.split())[0]["micro_batches"] == [4, 8]

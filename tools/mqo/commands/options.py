@@ -23,6 +23,10 @@ ShrinkOption = Annotated[
     str | None,
     typer.Option(metavar="W,D", help="Divide the model's width and depth by these numbers."),
 ]
+ModelClassOption = Annotated[
+    str | None,
+    typer.Option(metavar="gpt|hybrid", help="Upstream's class of the model; by default gpt."),
+]
 FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's flags, after `--`.")]
 GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
 # Ways to quantize, as mqo.launch.variants reads them.

@@ -12,6 +12,7 @@ from mqo.commands.options import (
     FlagsArgument,
     FormatsOption,
     GemmsOption,
+    ModelClassOption,
     PluginOption,
     PluginOptionOption,
     RecipesOption,
@@ -62,6 +63,7 @@ def perf(
     tokenizer: Annotated[Path | None, typer.Option(help="With --text: a tokenizer folder.")] = None,
     training_config: TrainingOption = "smoke",
     shrink: ShrinkOption = None,
+    model_class: ModelClassOption = None,
     gemms: GemmsOption = "fprop",
     formats: FormatsOption = None,
     plugin: PluginOption = None,
@@ -86,6 +88,7 @@ def perf(
     """
     from mqo.errors import MqoError, RunError
     from mqo.launch import own_data
+    from mqo.launch.hybrid import check_class
     from mqo.launch.models import shrink_of
     from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
@@ -117,8 +120,10 @@ def perf(
         data = own_data.of_options(Project.here(), text or (), tokens, None, extra, strict=strict)
         dataset = dataset or (data.text.name if data.text else "wikipedia")
         rest = (base, dataset, training_config, choice, extra, limits().steps, data)
-        size = shrink_of(shrink)
-        tests = [PerfOptions(model, variant, *rest, shrink=size) for variant in chosen]
+        size, kind = shrink_of(shrink), check_class(model_class)
+        tests = [
+            PerfOptions(model, variant, *rest, shrink=size, model_class=kind) for variant in chosen
+        ]
         configs = [test.config_of(v, steps=1) for test in tests for v in (test.mode, base)]
         own.refuse_unused([config.quantization for config in configs])
         plugins.refuse_unused([config.quantization for config in configs])

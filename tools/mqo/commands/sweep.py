@@ -16,6 +16,7 @@ from mqo.commands.options import (
     FormatsOption,
     GemmsOption,
     IncludeOption,
+    ModelClassOption,
     PluginOption,
     PluginOptionOption,
     RecipesOption,
@@ -89,6 +90,7 @@ def sweep(
     plugin_option: PluginOptionOption = None,
     training_config: TrainingOption = "tiny",
     shrink: ShrinkOption = None,
+    model_class: ModelClassOption = None,
     jobs: Jobs = None,
     seeds: Seeds = None,
     gemms: GemmsOption = "fprop",
@@ -111,6 +113,7 @@ def sweep(
     """
     from mqo.launch import own_data
     from mqo.launch.config import Cluster
+    from mqo.launch.hybrid import check_class
     from mqo.launch.models import shrink_of
     from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
@@ -139,6 +142,7 @@ def sweep(
         seeds=_seeds(joined(seeds) or ""),
         extra_flags=extra,
         shrink=shrink_of(shrink),
+        model_class=check_class(model_class),
         gemms=tables.check_gemms(gemms),
         exclude=tuple(exclude or ()),
         include=tuple(include or ()),

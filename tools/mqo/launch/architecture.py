@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from mqo.launch.command import flag_table
 from mqo.matrix import layer_pattern, tables
-from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape, Yarn
+from mqo.matrix.tables import Activation, Llama3Rope, Mamba, Mla, Moe, Shape, Yarn
 
 # Flags of `architecture_flags` that configure the training: no value of them changes the model.
 _OF_TRAINING = frozenset(
@@ -33,12 +33,16 @@ _FURTHER = frozenset(
         *("--no-position-embedding", "--mrope-section"),
         *("--yarn-original-max-position-embeddings", "--yarn-beta-fast", "--yarn-beta-slow"),
         # MLPs and experts
-        *("--squared-relu", "--quick-geglu", "--openai-gelu", "--activation-func-clamp-value"),
+        *("--quick-geglu", "--openai-gelu", "--activation-func-clamp-value"),
         *("--moe-router-enable-expert-bias", "--moe-router-group-topk"),
         *("--moe-shared-expert-gate", "--moe-latent-size", "--moe-input-jitter-eps"),
         *("--moe-apply-probs-on-input", "--moe-expert-capacity-factor"),
     }
 )
+_ACTIVATIONS: Mapping[Activation, str] = {
+    "swiglu": "--swiglu",
+    "squared_relu": "--squared-relu",
+}
 # More flags, with upstream's default, which changes nothing.
 _DEFAULTS: Mapping[str, str] = {
     "--mtp-num-layers": "0",
@@ -86,17 +90,19 @@ def architecture_flags(model: Shape, sequence: int, stages: int = 1) -> list[str
     flags = [
         f"--num-layers {model.num_layers}"
         if model.pattern is None
-        else f"{layer_pattern.FLAG} {layer_pattern.in_stages(model.pattern, stages)}",
+        # A pattern that begins with an MLP (-) would be read as a flag.
+        else f"{layer_pattern.FLAG}={layer_pattern.in_stages(model.pattern, stages)}",
         f"--hidden-size {model.hidden_size}",
         f"--ffn-hidden-size {model.ffn_hidden_size}",
         f"--num-attention-heads {model.num_attention_heads}",
         _mla(model.mla) if model.mla else _grouped(model),
         f"--normalization RMSNorm --norm-epsilon {model.norm_epsilon:.12g}",
-        "--swiglu --disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
-        f"--position-embedding-type rope --rotary-base {model.rotary_base}",
-        _rope(model),
+        _ACTIVATIONS[model.activation],
+        "--disable-bias-linear --attention-dropout 0 --hidden-dropout 0",
+        _positions(model),
         _moe(model.moe) if model.moe else "",
         _expert_layers(model),
+        _mamba(model.mamba) if model.mamba else "",
         f"--seq-length {sequence} --max-position-embeddings {sequence}",
         "--make-vocab-size-divisible-by 128",
     ]
@@ -125,6 +131,13 @@ def _mla(mla: Mla) -> str:
     )
 
 
+def _positions(model: Shape) -> str:
+    """Return the flags of rotary positions, or of none."""
+    if model.rotary_base is None:
+        return "--position-embedding-type none"
+    return f"--position-embedding-type rope --rotary-base {model.rotary_base} {_rope(model)}"
+
+
 def _rope(model: Shape) -> str:
     """Return the flags of scaled rotary positions; upstream's defaults match the other values."""
     match model.rope:
@@ -145,6 +158,14 @@ def _expert_layers(model: Shape) -> str:
         return ""
     dense = model.moe.dense_layers
     return f"--moe-layer-freq [0]*{dense}+[1]*{model.num_layers - dense}"
+
+
+def _mamba(mamba: Mamba) -> str:
+    """Return the flags of Mamba-2 layers."""
+    return (
+        f"--mamba-num-heads {mamba.num_heads} --mamba-head-dim {mamba.head_dim} "
+        f"--mamba-num-groups {mamba.num_groups} --mamba-state-dim {mamba.state_dim}"
+    )
 
 
 def _moe(moe: Moe) -> str:

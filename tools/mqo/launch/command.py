@@ -105,8 +105,8 @@ def read_flags(flags: Sequence[str], wanted: Mapping[str, Any]) -> argparse.Name
 
 
 def without_flag(command: Sequence[str], flag: str) -> list[str]:
-    """Return the command without any mention of `flag` and its value."""
-    kept = list(command)
+    """Return the command without any mention of `flag` and its value, in either spelling."""
+    kept = [word for word in command if not word.startswith(f"{flag}=")]
     while flag in kept:
         at = kept.index(flag)
         del kept[at : at + 2]

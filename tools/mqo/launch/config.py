@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -82,7 +81,7 @@ class Experiment(_Section):
 
     @property
     def model_changes(self) -> dict[str, str]:
-        """Return {flag: value} of the user's flags that change the published architecture."""
+        """Return {flag: value} of the flags after `--` that change the published architecture."""
         pattern = {layer_pattern.FLAG: self.layer_pattern} if self.layer_pattern else {}
         return architecture_changes(self.model, self.extra_flags) | pattern
 
@@ -430,23 +429,24 @@ def _libraries(
 ) -> tuple[LibraryQuantization, ...]:
     """Return what libraries quantize under a run's flags; a checkpoint may add to it."""
     ours = engine.flags(experiment.extra_flags, types, schedule)
-    layers = sum(map(len, block_layers(experiment)))
-    library = engine_quantization([*ours, *experiment.extra_flags], layers)
+    library = engine_quantization([*ours, *experiment.extra_flags], num_layers(experiment))
     return (library,) if library else ()
 
 
-def block_layers(experiment: Experiment) -> tuple[range, ...]:
-    """Return the indices of each block's layers, after the user's flags.
+def num_layers(experiment: Experiment) -> int:
+    """Return the number of transformer blocks of a model, after the user's flags."""
+    try:
+        layers = {"num-layers": experiment.model.num_layers}
+        return read_flags(experiment.extra_flags, layers).num_layers
+    except LayoutError:  # check_layout reports it
+        return experiment.model.num_layers
 
-    A block of a GPT is one layer.
-    """
-    model = experiment.model
-    if model.pattern is not None:
-        return layer_pattern.layers_of(model.blocks)
-    count = model.num_layers
-    with contextlib.suppress(LayoutError):  # check_layout reports it
-        count = read_flags(experiment.extra_flags, {"num-layers": count}).num_layers
-    return tuple(range(n, n + 1) for n in range(count))
+
+def block_layers(experiment: Experiment) -> tuple[range, ...]:
+    """Return the indices of each block's layers, of which a block of a GPT has one."""
+    if experiment.model.pattern is not None:
+        return layer_pattern.layers_of(experiment.model.blocks)
+    return tuple(range(n, n + 1) for n in range(num_layers(experiment)))
 
 
 def _check_conflicts(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of, is_full
@@ -21,11 +21,13 @@ from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.architecture import architecture_flags
 from mqo.launch.checkpoints import TRACKER, require_tracker, tracked
 from mqo.launch.families import family_of_shape
+from mqo.launch.families.nemotron_h import NEMOTRON_H
 from mqo.launch.flags import DTYPES, platform_flags
 from mqo.launch.hf_config import (
     config_of,
     context_of,
     dtype_of_args,
+    notes_on,
     shape_of_args,
     shape_of_config,
 )
@@ -34,6 +36,7 @@ from mqo.launch.machine import Machine
 from mqo.launch.published_args import Argument, check_published
 from mqo.launch.size import check_size
 from mqo.matrix.tables import Dtype, Shape
+from mqo.megatron.run.gpt_blocks import FRESH, as_gpt, given_pattern
 from mqo.output import target_of
 from mqo.process import temporary_folder
 from mqo.program import Advance, ask, run_program
@@ -66,7 +69,7 @@ class Trained:
     """A checkpoint that transformers can express: its folder, its training, its tokenizer.
 
     The vocabulary of `shape` has only the kept tokens, `sequence` is in tokens. `notes` are those
-    of Converted.
+    of Converted. `is_hybrid` says that a HybridModel was trained.
     """
 
     folder: Path
@@ -75,6 +78,14 @@ class Trained:
     sequence: int
     tokenizer: Path | None
     notes: tuple[str, ...]
+    is_hybrid: bool
+
+
+class Published(NamedTuple):
+    """The arguments of a model to publish, and whether it was trained as a HybridModel."""
+
+    args: dict[str, Any]
+    is_hybrid: bool
 
 
 def hf_to_megatron(
@@ -93,7 +104,7 @@ def hf_to_megatron(
         _run(
             tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)], report
         )
-    return Converted(str(target), tuple(architecture_flags(shape, sequence)))
+    return Converted(str(target), tuple(architecture_flags(shape, sequence)), notes_on(config))
 
 
 def megatron_to_hf(
@@ -117,7 +128,7 @@ def megatron_to_hf(
         ConvertError: `source` holds no checkpoint that transformers can express; `tokenizer` does
             not fit; a value is too large for `dtype`; `target` exists.
     """
-    checkpoint = trained(tree, source, tokenizer, vocab_size, ignored)
+    checkpoint = trained(tree, source, tokenizer, vocab_size, ignored, takes_mamba=True)
     with staged(target) as stage:
         write_in_full(tree, checkpoint, stage, dtype, report)
         model_card.write(stage, target.name, checkpoint.training)
@@ -145,13 +156,18 @@ def trained(
     tokenizer: Path | None = None,
     vocab_size: int | None = None,
     ignored: Collection[str] = (),
+    *,
+    takes_mamba: bool = False,
 ) -> Trained:
-    """Return the newest checkpoint of `source` and its facts; arguments as in `megatron_to_hf`."""
+    """Return the newest checkpoint of `source` and its facts; arguments as in `megatron_to_hf`.
+
+    `takes_mamba` says that the caller supports models with Mamba layers.
+    """
     run, source = run_of(source), checkpoints_of(source)
     if not (source / TRACKER).is_file():
         refuse_hf_folder(source, ConvertError)
     require_tracker(source, ConvertError, f"a run that saved, or a folder with {TRACKER}")
-    args = published_args(tree, source, ignored)
+    args, is_hybrid = published_args(tree, source, ignored, takes_mamba=takes_mamba)
     shape, sequence = shape_of_args(args), context_of("The checkpoint", args)
     check_size("The checkpoint", shape)
     tokenizer, lacks = hf_tokenizer.choose(tokenizer, args, run)
@@ -163,7 +179,7 @@ def trained(
     of_class = hf_tokenizer.class_note(tokenizer, family_of_shape(shape).tokenizer_class)
     notes = tuple(filter(None, (lacks, note, of_class)))
     training = model_card.Training(args, step, run)
-    return Trained(source, training, shape, sequence, tokenizer, notes)
+    return Trained(source, training, shape, sequence, tokenizer, notes, is_hybrid)
 
 
 def write_in_full(
@@ -198,18 +214,48 @@ def checkpoint_arguments(tree: Path, checkpoint: Path) -> dict[str, Any]:
     return _facts(tree, checkpoint)["arguments"]
 
 
-def published_args(tree: Path, checkpoint: Path, ignored: Collection[str] = ()) -> dict[str, Any]:
+def published_args(
+    tree: Path, checkpoint: Path, ignored: Collection[str] = (), *, takes_mamba: bool = False
+) -> Published:
     """Return the arguments in a checkpoint that is to be published.
 
-    `ignored` are unknown arguments that the user accepts.
+    Those of a HybridModel are returned as a GPT's, unless it has Mamba layers. `ignored` are
+    unknown arguments that the user accepts. `takes_mamba` is as for `trained`.
 
     Raises:
         ConvertError: config.json cannot express the model that they describe.
     """
     facts = _facts(tree, checkpoint)
+    args = facts["arguments"]
+    pattern = given_pattern(args)
     parser = {name: Argument(**argument) for name, argument in facts["parser"].items()}
-    check_published(facts["arguments"], parser, ignored)
-    return facts["arguments"]
+    if pattern is not None and FRESH in pattern and not takes_mamba:
+        raise _has_mamba(checkpoint)
+    if pattern is None or FRESH not in pattern:
+        try:
+            args = as_gpt(args)
+        except ValueError as error:
+            raise ConvertError(
+                f"The model in {checkpoint} cannot be converted: {error}",
+                expected="blocks of attention (* or +) and an MLP (-) or experts (E)",
+            ) from error
+    check_published(args, parser, ignored)
+    return Published(args, pattern is not None)
+
+
+def refuse_mamba(folder: Path) -> None:
+    """Raise ConvertError if the Hugging Face folder has a model with Mamba layers."""
+    if hf_tokenizer.read_json(folder / CONFIG).get("model_type") == NEMOTRON_H.model_type:
+        raise _has_mamba(folder)
+
+
+def _has_mamba(source: Path) -> ConvertError:
+    return ConvertError(
+        f"The model in {source} has Mamba layers, whose weights are neither packed nor quantized "
+        "after training",
+        expected="a model without them",
+        help="`mqo convert` converts it in full precision",
+    )
 
 
 def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:

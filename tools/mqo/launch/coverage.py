@@ -96,7 +96,8 @@ def _with_libraries(config: RunConfig, coverage: Coverage) -> Coverage:
 def one_process_flags(config: RunConfig, vocabulary: list[str]) -> list[str]:
     """Return a run's flags for one process; the user's flags follow `vocabulary` to override it."""
     experiment = config.experiment
-    return [*vocabulary, *model_flags(experiment, _CPU), *experiment.extra_flags, *LOCAL]
+    model = model_flags(experiment, _CPU, stages=1)
+    return [*vocabulary, *model, *experiment.extra_flags, *LOCAL]
 
 
 def check_share(config: RunConfig, coverage: Coverage) -> None:

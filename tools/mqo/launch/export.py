@@ -123,9 +123,11 @@ def export(
         raise ConvertError(f"{target} already exists", expected="a new folder")
     if is_hf_folder(source):
         check_hf_folder(source)
+        convert.refuse_mamba(source)
     options = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
     options += ["--layout", layout] if layout else []
     checkpoint = None if is_hf_folder(source) else convert.trained(tree, source, ignored=ignored)
+    options += ["--hybrid"] if checkpoint is not None and checkpoint.is_hybrid else []
     if checkpoint is None and dtype is not None:
         raise ConvertError(
             f"--dtype was given for the Hugging Face folder {source}, whose dtype stays",

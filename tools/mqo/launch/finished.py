@@ -143,7 +143,7 @@ def _check_settings(folder: Path, record: FinishRecord, config: RunConfig) -> No
     changed = [
         f"{name} was {was} and is {now.get(name)}" if isinstance(was, str) else name
         for name, was in record.settings.items()
-        if was != now.get(name)
+        if _given(was) != _given(now.get(name))
     ]
     if changed:
         raise RunError(
@@ -151,6 +151,13 @@ def _check_settings(folder: Path, record: FinishRecord, config: RunConfig) -> No
             expected=f"the settings of that training, {record.run}",
             help="To train with these settings, give the run another CHECKPOINT",
         )
+
+
+def _given(setting: Any) -> Any:
+    """Return a setting without sizes that are None, which an older record does not have."""
+    if not isinstance(setting, dict):
+        return setting
+    return {name: value for name, value in setting.items() if value is not None}
 
 
 def _read_record(folder: Path, step: int, manifest: str | None) -> FinishRecord | None:

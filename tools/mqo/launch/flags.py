@@ -84,10 +84,14 @@ def model_flags(
     machine: Machine,
     layout: Sequence[str] = (),
     *,
+    stages: int | None = None,
     accumulates: bool = False,
 ) -> list[str]:
-    """Return the flags of the model, in the stages of `layout`, its training and the machine."""
-    model = _architecture(experiment, layout)
+    """Return the flags of the model, its training and the machine.
+
+    The model has this number of pipeline `stages`, or those of `layout` and the user's flags.
+    """
+    model = _architecture(experiment, layout, stages)
     platform = platform_flags(machine, accumulates=accumulates)
     return [*model, *_training(experiment), *DTYPES[experiment.dtype], *platform]
 
@@ -107,11 +111,18 @@ def shape_flags(experiment: Experiment, layout: Sequence[str] = ()) -> list[str]
     return [*model, *_training(experiment), *layout, *experiment.extra_flags]
 
 
-def _architecture(experiment: Experiment, layout: Sequence[str]) -> list[str]:
-    """Return the flags of the model in the pipeline stages of `layout` and the user's flags."""
-    flags = [*layout, *experiment.extra_flags]
-    stages = read_flags(flags, {"pipeline-model-parallel-size": 1}).pipeline_model_parallel_size
-    return architecture_flags(experiment.model, experiment.training.sequence, max(1, stages))
+def _architecture(
+    experiment: Experiment, layout: Sequence[str], stages: int | None = None
+) -> list[str]:
+    """Return the flags of the model; the parameters are as in `model_flags`."""
+    stages = stages or pipeline_stages([*layout, *experiment.extra_flags])
+    return architecture_flags(experiment.model, experiment.training.sequence, stages)
+
+
+def pipeline_stages(flags: Sequence[str]) -> int:
+    """Return the number of pipeline stages in the flags, at least 1."""
+    sizes = read_flags(flags, {"pipeline-model-parallel-size": 1})
+    return max(1, int(sizes.pipeline_model_parallel_size))
 
 
 @dataclass(frozen=True)

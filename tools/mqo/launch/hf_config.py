@@ -19,19 +19,13 @@ from mqo.errors import ConvertError
 from mqo.launch.families import family_of_config, family_of_shape
 from mqo.launch.families.deepseek_v2 import LATENT_EPSILON, MLA
 from mqo.launch.families.family import Family, Values, read_names, refuse_others, write_names
+from mqo.launch.families.nemotron_h import GATED_EPSILON
 from mqo.matrix import tables
-from mqo.matrix.tables import Dtype, Llama3Rope, Mla, Moe, Shape, Yarn
+from mqo.matrix.tables import Dtype, Llama3Rope, Mamba, Mla, Moe, Shape, Yarn
+from mqo.megatron.run.gpt_blocks import given_pattern
 
 _WITHOUT_EFFECT = Path(__file__).with_name("hf_keys.toml")
-# {field of the shape or of its rope: key of config.json}, for reading and writing.
-_SIZES = {
-    "num_layers": "num_hidden_layers",
-    "hidden_size": "hidden_size",
-    "ffn_hidden_size": "intermediate_size",
-    "num_attention_heads": "num_attention_heads",
-    "vocab_size": "vocab_size",
-    "norm_epsilon": "rms_norm_eps",
-}
+# {field of the shape's rope: key of config.json}, for reading and writing.
 _ROPE = {"factor": "factor", "original": "original_max_position_embeddings"}
 _LLAMA3 = _ROPE | {"low": "low_freq_factor", "high": "high_freq_factor"}
 _YARN = _ROPE | {n: n for n in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim")}
@@ -62,9 +56,15 @@ def keys_without_effect() -> frozenset[str]:
     return frozenset(key for text in lists.values() for key in text.split())
 
 
+def notes_on(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return notes for the user whose weights of this config.json are converted."""
+    family = family_of_config(config)
+    return family.notes(family.with_defaults(config))
+
+
 def known_keys(family: Family) -> frozenset[str]:
     """Return the keys of a config.json that are read or do not affect logits."""
-    keys = _READ | {*_SIZES.values(), *_WHOLE_HEADS, *family.fixed, *family.defaults}
+    keys = _READ | {*family.sizes.values(), *_WHOLE_HEADS, *family.fixed, *family.defaults}
     return keys_without_effect().union(keys, family.read_keys, family.ignored_keys)
 
 
@@ -97,12 +97,11 @@ def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
         "architectures": [family.architecture],
         "model_type": family.model_type,
         "torch_dtype": _TORCH_DTYPES[dtype],
-        **write_names(shape, _SIZES),
+        **write_names(shape, family.sizes),
         "max_position_embeddings": sequence,
-        "rope_theta": float(shape.rotary_base),
-        "rope_scaling": _rope_table(shape.rope),
+        **_written_positions(shape),
         "tie_word_embeddings": shape.tied_embeddings,
-        "hidden_act": "silu",
+        **({"hidden_act": "silu"} if shape.activation == "swiglu" else {}),
         **family.write(shape),
     }
 
@@ -149,18 +148,24 @@ def _of_config(family: Family, config: Mapping[str, Any]) -> Shape:
 
 
 def _common(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **read_names(config, family.sizes),
+        "tied_embeddings": config.get("tie_word_embeddings", False),
+        **_positions(family, config),
+    }
+
+
+def _positions(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the base and the scaling of rotary positions; {} for a family without them."""
+    if not family.rope_kinds:
+        return {}
     forms = [config[key] for key in ("rope_parameters", "rope_scaling") if config.get(key)]
     if len(forms) > 1:
         both = "config.json has rope_parameters and rope_scaling"
         raise ConvertError(both, expected="only one of them")
     # The newer form includes the base.
     rope = {"rope_theta": config.get("rope_theta", 10000.0), **(forms[0] if forms else {})}
-    return {
-        **read_names(config, _SIZES),
-        "tied_embeddings": config.get("tie_word_embeddings", False),
-        "rotary_base": rope["rope_theta"],
-        "rope": _rope(rope, family.rope_kinds),
-    }
+    return {"rotary_base": rope["rope_theta"], "rope": _rope(rope, family.rope_kinds)}
 
 
 def _rope(table: Mapping[str, Any], kinds: tuple[str, ...]) -> Llama3Rope | Yarn | None:
@@ -219,16 +224,27 @@ def _yarn(factor: float, mscale: float, all_dim: float) -> Yarn:
 
 
 def _of_args(args: Mapping[str, Any]) -> Shape:
-    same = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "rotary_base")
+    same = ("hidden_size", "ffn_hidden_size", "num_attention_heads")
     latent = args.get("multi_latent_attention")
     return Shape(
         **{name: args[name] for name in same},
+        **_layers_of_args(args),
         vocab_size=args.get("vocab_size") or args["padded_vocab_size"],
         tied_embeddings=not args["untie_embeddings_and_output_weights"],
         norm_epsilon=args["layernorm_epsilon"],
-        rope=_rope_of_args(args),
         **(_latent_of_args if latent else _heads_of_args)(args),
     )
+
+
+def _layers_of_args(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the blocks and positions of a GPT, or the layers of a model with Mamba layers."""
+    pattern = given_pattern(args)
+    if pattern is None:
+        rotary = {"rotary_base": args["rotary_base"], "rope": _rope_of_args(args)}
+        return {"num_layers": args["num_layers"], **rotary}
+    refuse_others("The checkpoint", args, {"layernorm_epsilon": (GATED_EPSILON,)})
+    mamba = Mamba(**{name: args[f"mamba_{name}"] for name in Mamba.model_fields})
+    return {"pattern": pattern, "activation": "squared_relu", "mamba": mamba}
 
 
 def _latent_of_args(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,6 +302,12 @@ def _moe_of_args(args: Mapping[str, Any]) -> Moe:
 
 
 # -- to config.json --------------------------------------------------------------------------------
+
+
+def _written_positions(shape: Shape) -> dict[str, Any]:
+    if shape.rotary_base is None:
+        return {}
+    return {"rope_theta": float(shape.rotary_base), "rope_scaling": _rope_table(shape.rope)}
 
 
 def _rope_table(rope: Llama3Rope | Yarn | None) -> dict[str, Any] | None:

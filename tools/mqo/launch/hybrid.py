@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast, get_args
 
 from mqo.errors import LayoutError
 from mqo.launch import engine
-from mqo.launch.command import flag_table
+from mqo.launch.command import flag_table, without_flag
 from mqo.matrix.layer_pattern import FLAG, PatternError, blocks_of
-from mqo.matrix.tables import Shape
+from mqo.matrix.tables import Shape, check_choice
 
 ModelClass = Literal["gpt", "hybrid"]
 GPT: ModelClass = "gpt"
@@ -33,6 +33,12 @@ _REFUSED = {
     r"--mla-down-proj-fusion|--inference-.*": "it needs layers of Transformer Engine",
 }
 AnyShape = TypeVar("AnyShape", bound=Shape)
+
+
+def check_class(name: str | None) -> ModelClass | None:
+    """Return a model class, or None for the default; UnknownNameError if the name is unknown."""
+    check_choice("model class", name, (None, *get_args(ModelClass)))
+    return cast(ModelClass | None, name)
 
 
 def chosen_model(
@@ -59,9 +65,10 @@ def chosen_model(
             f"{OPTION} {GPT} was given, but {source} selects a HybridModel",
             expected=f"no {OPTION}, or {OPTION} {HYBRID}",
         )
-    rest = without_pattern(flags)
+    rest = tuple(without_flag(flags, FLAG))
     _check_flags(rest)
-    return _with_pattern(model, pattern or model.pattern or "".join(model.blocks)), pattern, rest
+    own = model.pattern or "".join(model.blocks)
+    return _with_pattern(model, own if pattern is None else pattern), pattern, rest
 
 
 def _with_pattern(model: AnyShape, pattern: str) -> AnyShape:
@@ -70,17 +77,6 @@ def _with_pattern(model: AnyShape, pattern: str) -> AnyShape:
     hybrid = model.model_copy(update={"pattern": pattern, "num_layers": blocks})
     hybrid.check_pattern()
     return hybrid
-
-
-def without_pattern(flags: Sequence[str]) -> tuple[str, ...]:
-    """Return the flags without any mention of the pattern."""
-    rest, words = [], iter(flags)
-    for word in words:
-        if word == FLAG:
-            next(words, None)
-        elif not word.startswith(f"{FLAG}="):
-            rest.append(word)
-    return tuple(rest)
 
 
 def _check_flags(flags: Sequence[str]) -> None:

@@ -18,6 +18,7 @@ _SIZES = (
     *("expert-tensor-parallel-size", "num-layers", "hidden-size", "num-attention-heads"),
     *("kv-channels", "num-query-groups", "ffn-hidden-size", "num-experts", "moe-ffn-hidden-size"),
     *("seq-length", "max-position-embeddings", "micro-batch-size", "global-batch-size"),
+    *("mamba-num-heads", "mamba-num-groups"),
 )
 # The flags that are checked, in the form of `read_flags`.
 _CHECKED = {
@@ -35,6 +36,12 @@ def check_layout(config: RunConfig) -> None:
     if fault:
         cause, expected, flags = fault
         raise LayoutError(cause, expected=expected, help=f"Change {flags}")
+    hybrid = config.experiment.model.pattern is not None
+    if hybrid and config.experiment.teacher and sizes.pipeline_model_parallel_size > 1:
+        raise LayoutError(
+            "A distillation does not support a HybridModel in pipeline stages",
+            expected="--pipeline-model-parallel-size 1, or a GPT",
+        )
 
 
 def read_sizes(flags: Sequence[str]) -> argparse.Namespace:
@@ -69,6 +76,8 @@ def _faults(args: argparse.Namespace, world: int) -> Iterator[tuple[str, str, st
             tp,
         )
     yield from _indivisible("MLP channels", args.ffn_hidden_size, "tensor", tensor, tp)
+    if args.mamba_num_heads:
+        yield from _mamba_faults(args, tensor, context)
     if args.sequence_parallel:
         yield from _indivisible("tokens", args.seq_length, "context x tensor", context * tensor, tp)
     if context > 1:
@@ -102,6 +111,24 @@ def _shape_faults(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
             f"Sequences have {args.seq_length:,} tokens, and the model has {longest:,} positions",
             f"sequences of at most {longest:,} tokens",
             "--seq-length or --max-position-embeddings",
+        )
+
+
+def _mamba_faults(
+    args: argparse.Namespace, tensor: int, context: int
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the faults of Mamba layers, whose heads are split over context-parallel ranks, too."""
+    flags, groups = "--tensor-model-parallel-size", args.mamba_num_groups
+    yield from _indivisible("groups of Mamba heads", groups, "tensor", tensor, flags)
+    flags = f"{flags} or --context-parallel-size"
+    heads, ranks = args.mamba_num_heads, tensor * context
+    yield from _indivisible("Mamba heads", heads, "tensor x context", ranks, flags)
+    if groups % ranks and ranks % groups:
+        yield (
+            f"There are {groups} groups of Mamba heads and tensor x context {ranks}, and neither "
+            "divides the other",
+            "ranks that divide the groups, or a multiple of them",
+            flags,
         )
 
 

@@ -59,11 +59,16 @@ def model_of(given: str, name: str | None = None) -> tuple[Model, Path | None]:
 
 
 def expand_models(given: str) -> list[str]:
-    """Return the models of a list as in `tables.expand`, in which a part may be a path."""
+    """Return the models of a list as in `tables.expand`, in which a part may be a path.
+
+    'all' and globs match only models with scripts, if any match.
+    """
     names: dict[str, None] = {}
+    published, first = tables.models(), tables.script_models()
     for part in (part.strip() for part in given.split(",")):
         is_own = own_file(part) is not None
-        names |= dict.fromkeys([part] if is_own else tables.expand("model", tables.models(), part))
+        matches = [part] if is_own else tables.expand("model", published, part, first)
+        names |= dict.fromkeys(matches)
     return list(names)
 
 

@@ -14,10 +14,11 @@ from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
 from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import checkpoint_arguments
-from mqo.launch.flags import shape_flags
+from mqo.launch.flags import pipeline_stages, shape_flags
 from mqo.launch.layout import PARALLEL, check_layout, read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
+from mqo.matrix import layer_pattern
 from mqo.matrix.tables import NONE
 from mqo.quant import formats
 from mqo.quant.config import parse as parse_quant_config
@@ -74,7 +75,7 @@ def decides(experiment: Experiment, machine: Machine) -> bool:
     It does on GPUs, at real size, if the user gives no layout and no flag whose effect on memory is
     not modeled.
     """
-    chosen = _names(experiment, _LAYOUT_FLAGS) or _names(experiment, _UNMODELED_FLAGS)
+    chosen = _names(experiment, _LAYOUT_FLAGS) or _unmodeled(experiment)
     return _is_real(experiment, machine) and not chosen
 
 
@@ -103,8 +104,8 @@ def with_layout(
         check_layout(bare)
     if not _is_real(experiment, machine):
         return Planned(bare)
-    if strange := sorted(_names(experiment, _UNMODELED_FLAGS)):
-        return Planned(bare, (_unplanned(bare, strange[0]),))
+    if cause := _unmodeled(experiment):
+        return Planned(bare, (_unplanned(bare, cause),))
     work = workload_of(bare, machine, types)
     if not decides(experiment, machine):
         return Planned(bare, tuple(_judged(bare, machine, work)))
@@ -125,10 +126,17 @@ def with_layout(
     return Planned(chosen, (line,))
 
 
-def _unplanned(config: RunConfig, flag: str) -> str:
-    """Return the line about a layout that was not planned because of the user's `flag`."""
+def _unmodeled(experiment: Experiment) -> str:
+    """Return what changes the memory in a way that the formulas do not model; "" if nothing."""
+    if experiment.model.is_interleaved(pipeline_stages(experiment.extra_flags)):
+        return f"{layer_pattern.FLAG} with several segments per stage"
+    return min(_names(experiment, _UNMODELED_FLAGS), default="")
+
+
+def _unplanned(config: RunConfig, cause: str) -> str:
+    """Return the line about a layout that was not planned because of `cause`."""
     experiment = config.experiment
-    unknown = f"its memory is not known, since {flag} changes it"
+    unknown = f"its memory is not known, since {cause} changes it"
     if _names(experiment, _LAYOUT_FLAGS):
         return f"as given; {unknown}"
     none = layout_of(experiment.extra_flags, config.placement.cluster.processes)
@@ -195,8 +203,8 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
     """Return the model, training and GPUs to plan for, with the user's flags applied."""
     experiment, quant, cluster = (config.experiment, config.quantization, config.placement.cluster)
     sizes = read_sizes(shape_flags(experiment))
-    shape = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")
-    groups = {"num_query_groups": sizes.num_query_groups}
+    shape = ["hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"]
+    shape += [] if experiment.model.pattern else ["num_layers"]
     try:
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
@@ -211,9 +219,7 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
         attention = "unfused"
     linear = options.operand_type("fprop", "x", "", types.get("fprop", NONE))
     return Workload(
-        model=experiment.model.model_copy(
-            update=groups | {name: getattr(sizes, name) for name in shape}
-        ),
+        model=experiment.model.model_copy(update={name: getattr(sizes, name) for name in shape}),
         training=experiment.training.model_copy(
             update={
                 "micro_batch": sizes.micro_batch_size,

@@ -43,7 +43,7 @@ def write(
     arguments of the checkpoint that the user accepts.
     """
     checkpoint = find_checkpoint(tree, load, out)
-    args = convert.published_args(tree, checkpoint, ignored)
+    args = convert.published_args(tree, checkpoint, ignored).args
     shape, dtype = shape_of_args(args), dtype_of_args(args)
     check_size("The checkpoint", shape)
     sequence = context_of("The checkpoint", args)
@@ -61,6 +61,7 @@ def find_checkpoint(tree: Path, load: Path, out: Path) -> Path:
     """Return the folder of checkpoints at `load`; a Hugging Face folder is converted."""
     checkpoint = checkpoints_of(load)
     if is_hf_folder(load):
+        convert.refuse_mamba(load)
         checkpoint = out / "converted"
         convert.hf_to_megatron(tree, load, checkpoint)
     expected = "Megatron's checkpoints, a run, or a Hugging Face folder with a config.json"

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import ConvertError
 from mqo.megatron.run import args_table
+from mqo.megatron.run.gpt_blocks import FRESH, PATTERN, given_pattern
 
 table, IGNORE_FLAG = args_table.read_table, args_table.IGNORE_FLAG
 
@@ -46,6 +47,8 @@ def check_published(
         )
     attention = "latent" if args.get("multi_latent_attention") else "grouped"
     listed = {**rows.values["all"], **rows.values[attention]}
+    if FRESH in (given_pattern(args) or ""):
+        listed |= {**rows.values["mamba"], PATTERN: (args[PATTERN],)}
     for name, value in args.items():
         if name in listed:
             # Upstream stores several types of load balancing as a list.

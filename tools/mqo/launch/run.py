@@ -26,7 +26,7 @@ from mqo.errors import RunError, full_disk_of
 from mqo.launch import coverage
 from mqo.launch.checkpoint_lock import CheckpointLock, LockLostError, check_free, locked
 from mqo.launch.checks import check_run, validated_variables
-from mqo.launch.config import Cluster, Experiment, RunConfig, block_layers
+from mqo.launch.config import Cluster, Experiment, RunConfig, num_layers
 from mqo.launch.events import copy_events
 from mqo.launch.failure import Ended, reason
 from mqo.launch.finished import note_finished, started_from
@@ -188,7 +188,7 @@ def _take_source(
         report(f"note     : {tree.root} has {_types(shot.shared_types)}; this run uses its own")
     report(f"source   : {_types(shot.types)}")
     if quant.recipe is not None:
-        report(f"recipe   : {kept_out(quant.recipe, len(block_layers(config.experiment)))}")
+        report(f"recipe   : {kept_out(quant.recipe, num_layers(config.experiment))}")
     for name, row in quant.formats.items():
         report(f"format   : {name}, {row.version}")
     copy_files(quant.plugins, folder)

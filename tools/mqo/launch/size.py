@@ -37,7 +37,7 @@ def check_size(where: str, shape: Shape) -> None:
 
 def check_numbers(where: str, shape: Shape) -> None:
     """Raise ConvertError for implausible sizes."""
-    for part in (shape, shape.mla, shape.moe):
+    for part in (shape, shape.mla, shape.moe, shape.mamba):
         if part is not None:
             _check_part(where, part)
 

@@ -95,5 +95,6 @@ def ready_weights(experiment: Experiment, tree: Path, report: Say) -> None:
     with FileLock(target.with_name(f".{target.name}.lock")):
         if not target.exists():
             report(f"weights  : converting {folder}")
-            hf_to_megatron(tree, folder, target, report)
+            for note in hf_to_megatron(tree, folder, target, report).notes:
+                report(f"note     : {note}")
     report(f"weights  : {folder}, as {target}")

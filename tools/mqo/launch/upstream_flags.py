@@ -40,8 +40,8 @@ def check_flags(extra_flags: Sequence[str], added: Sequence[str] = ()) -> None:
     names = flag_table(extra_flags)
     if hybrid := _first(HYBRID, names):
         raise FlagError(
-            f"{hybrid} was given, which only HybridModels with other layers read",
-            expected=f"a HybridModel by its pattern of layers: {PATTERN}",
+            f"{hybrid} was given, but a HybridModel is configured by its pattern of layers",
+            expected=f"{PATTERN}, or --model FILE.toml with the sizes of Mamba layers",
             help=f"Leave {hybrid} out",
         )
     if not (flag := _first(PRECISION, names)):

@@ -38,7 +38,7 @@ def scripts(
     They start `launcher`, by default the train_config.py of their folder.
     """
     modes = tables.script_modes(types)
-    every = itertools.product(tables.models().values(), tables.datasets().values(), modes)
+    every = itertools.product(tables.script_models().values(), tables.datasets().values(), modes)
     for parts in every:
         yield Path(parts[0].name) / file_name(*parts), render(*parts, launcher)
 

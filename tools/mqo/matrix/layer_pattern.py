@@ -1,8 +1,9 @@
 """Read a pattern of layers, and group its layers to blocks.
 
-Upstream's HybridModel has a layer for each symbol: attention (`*`), MLA (`+`), an MLP (`-`) or
-experts (`E`). A `|` ends a pipeline stage. A block is a mixer (attention or MLA) and the layers
-behind it up to the next mixer, so `*-*-` has the two blocks of a GPT with two layers.
+Upstream's HybridModel has a layer for each symbol: attention (`*`), MLA (`+`), Mamba-2 (`M`), an
+MLP (`-`) or experts (`E`). A `|` ends a pipeline stage. A block is a mixer (attention, MLA or
+Mamba-2) and the layers after it up to the next mixer, so `*-*-` has the two blocks of a GPT with
+two layers, and `MM-*` has the three blocks `M`, `M-` and `*`.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from collections.abc import Mapping, Sequence
 from mqo.errors import MqoError
 
 FLAG = "--hybrid-layer-pattern"
-ATTENTION, MLA, MLP, MOE, STAGE = "*", "+", "-", "E", "|"
-_MIXERS = (ATTENTION, MLA)
-_LAYERS = {ATTENTION: "attention", MLA: "MLA", MLP: "MLP", MOE: "experts"}
+ATTENTION, MLA, MAMBA, MLP, MOE, STAGE = "*", "+", "M", "-", "E", "|"
+ATTENTIONS = (ATTENTION, MLA)
+MIXERS = (*ATTENTIONS, MAMBA)
+_LAYERS = {ATTENTION: "attention", MLA: "MLA", MAMBA: "Mamba", MLP: "MLP", MOE: "experts"}
 _VALID = ", ".join(f"{symbol} ({layer})" for symbol, layer in _LAYERS.items())
 _EXPECTED = f"{_VALID}, and {STAGE} between pipeline stages"
 # Symbols of upstream that this project does not train.
 _UNSUPPORTED = {
-    "M": "Mamba layers",
     "G": "gated delta nets",
     "D": "sparse attention",
     "/": "multi-token prediction",
@@ -61,7 +62,7 @@ def blocks_of(pattern: str) -> tuple[str, ...]:
     """Return the symbols of each block; layers before the first mixer are a block, too."""
     blocks: list[str] = []
     for symbol in pattern.replace(STAGE, ""):
-        if symbol in _MIXERS or not blocks:
+        if symbol in MIXERS or not blocks:
             blocks.append(symbol)
         else:
             blocks[-1] += symbol
@@ -100,3 +101,17 @@ def in_stages(pattern: str, stages: int) -> str:
         )
     size = len(blocks) // stages
     return STAGE.join("".join(blocks[at : at + size]) for at in range(0, len(blocks), size))
+
+
+def stages_of(pattern: str, stages: int) -> tuple[str, ...]:
+    """Return the layers of each pipeline stage; PatternError as for `in_stages`.
+
+    If there are several segments for each stage, the stages take them in turn.
+    """
+    segments = in_stages(pattern, stages).split(STAGE)
+    return tuple("".join(segments[stage::stages]) for stage in range(stages))
+
+
+def is_virtual(pattern: str, stages: int) -> bool:
+    """Return whether each pipeline stage has several segments, which run interleaved."""
+    return in_stages(pattern, stages).count(STAGE) >= stages

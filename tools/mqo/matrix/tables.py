@@ -20,6 +20,8 @@ HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]
 Gemms = Literal["fprop", "all"]
 AttentionGemms = Literal["forward", "all"]
+# Of MLPs: SwiGLU has a gate, and squared ReLU, max(x, 0)², has none.
+Activation = Literal["swiglu", "squared_relu"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 # The sites that get the linear type; attention sites have types of their own.
 SITES = tuple(formats.SITES)
@@ -117,13 +119,52 @@ class Moe(FrozenModel):
         return self.model_copy(update=smaller)
 
 
+class Mamba(FrozenModel):
+    """The heads of Mamba-2 layers; `num_groups` groups of them share their projections B and C."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+
+    @property
+    def inner_size(self) -> int:
+        """Return the size of all heads, the input of the output projection."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def conv_size(self) -> int:
+        """Return the channels of the convolution: the inputs of the heads, B and C."""
+        return self.inner_size + 2 * self.num_groups * self.state_dim
+
+    @property
+    def projection_size(self) -> int:
+        """Return the outputs of the input projection: gates, those channels, and step sizes."""
+        return self.inner_size + self.conv_size + self.num_heads
+
+    def narrowed(self, width: int) -> Self:
+        """Return `width` times fewer heads, with as many of them in a group if possible."""
+        fewer = {
+            "num_heads": self.num_heads // width,
+            "num_groups": self.num_groups // math.gcd(width, self.num_groups),
+        }
+        return self.model_copy(update=fewer)
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> Self:
+        if self.num_heads % self.num_groups:
+            raise ValueError(f"num_groups = {self.num_groups}; valid: a divisor of num_heads")
+        return self
+
+
 class Shape(FrozenModel):
     """The shape of a GPT, or of a HybridModel, as set by upstream's flags. Sizes are in elements.
 
     It has either grouped queries or `mla`. With grouped queries, `head_dim` is the size of a head
     if heads do not divide `hidden_size` among them; `qkv_bias` adds biases to queries, keys and
     values, and `qk_norm` normalizes each query and key. A `pattern` of layers makes it a
-    HybridModel; `num_layers` are its blocks, which may be left out.
+    HybridModel; `num_layers` are its blocks, which may be left out. A model with Mamba layers needs
+    no positions; without `rotary_base` it has none.
     """
 
     num_layers: int
@@ -134,13 +175,15 @@ class Shape(FrozenModel):
     vocab_size: int
     tied_embeddings: bool
     norm_epsilon: float
-    rotary_base: int
+    rotary_base: int | None = None
     rope: Llama3Rope | Yarn | None = None
     head_dim: int | None = None
+    activation: Activation = "swiglu"
     qkv_bias: bool = False
     qk_norm: bool = False
     mla: Mla | None = None
     moe: Moe | None = None
+    mamba: Mamba | None = None
     pattern: str | None = None
 
     @property
@@ -153,6 +196,16 @@ class Shape(FrozenModel):
         dense_blocks = (attention + layer_pattern.MLP,) * dense
         return dense_blocks + (attention + layer_pattern.MOE,) * (self.num_layers - dense)
 
+    def is_interleaved(self, stages: int) -> bool:
+        """Return whether each pipeline stage has several segments of the pattern."""
+        return self.pattern is not None and layer_pattern.is_virtual(self.pattern, stages)
+
+    @property
+    def gpt(self) -> Self | None:
+        """Return the GPT with these layers; None if its blocks differ, or `|` ends a stage."""
+        gpt = self.model_copy(update={"pattern": None})
+        return gpt if self.pattern in (None, "".join(gpt.blocks)) else None
+
     @property
     def head_size(self) -> int:
         """Return the size of a head with grouped queries."""
@@ -163,6 +216,11 @@ class Shape(FrozenModel):
         """Return the size of all heads, the input of attention's output projection."""
         size = self.mla.v_head_dim if self.mla else self.head_size
         return self.num_attention_heads * size
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Return the number of weights in an MLP: up, down and, if it has one, the gate."""
+        return 3 if self.activation == "swiglu" else 2
 
     @model_validator(mode="after")
     def _plausible(self) -> Self:
@@ -192,11 +250,17 @@ class Shape(FrozenModel):
     def check_pattern(self) -> None:
         """Raise PatternError if the pattern is not valid, or does not fit the other sizes."""
         if self.pattern is None:
+            if self.mamba is not None:
+                raise layer_pattern.PatternError(
+                    "The model has sizes of Mamba layers, but no pattern of layers",
+                    expected=f"a pattern with {layer_pattern.MAMBA}",
+                )
             return
         sizes = {
             layer_pattern.ATTENTION: self.num_query_groups is not None,
             layer_pattern.MLA: self.mla is not None,
             layer_pattern.MOE: self.moe is not None,
+            layer_pattern.MAMBA: self.mamba is not None,
         }
         layer_pattern.check(self.pattern, sizes)
 
@@ -206,7 +270,8 @@ class Shape(FrozenModel):
             self.check_pattern()
         except layer_pattern.PatternError as error:
             raise ValueError(str(error)) from error
-        if self.num_layers != (count := len(self.blocks)):
+        # Not of a GPT, whose number of layers is not checked yet, and may be any.
+        if self.pattern is not None and self.num_layers != (count := len(self.blocks)):
             raise ValueError(
                 f"num_layers = {self.num_layers}; valid: {count}, the pattern's blocks"
             )
@@ -220,19 +285,22 @@ class Shape(FrozenModel):
             raise ValueError("head_dim, qkv_bias and qk_norm are of grouped queries")
         if self.rope and isinstance(self.rope, Yarn) != (self.mla is not None):
             raise ValueError("rope must be yarn with mla, and Llama 3's scaling without it")
+        if self.rotary_base is None and (self.mla or self.rope or not self.mamba):
+            raise ValueError("rotary_base must be given, except for models with Mamba layers")
         return self
 
 
 class Model(Shape, NamedRow):
-    """A published GPT, or the user's own if `published_as` is None.
+    """A published model, or the user's own if `published_as` is None.
 
     `parameters` is the total of the built model. `train_sequence` is the longest training sequence
-    of the training configurations, in tokens.
+    of the training configurations, in tokens. `scripts` says that the model has scripts.
     """
 
     published_as: str | None
     parameters: int
     train_sequence: int
+    scripts: bool = False
 
     def shrunk(self, width: int, depth: int) -> Self:
         """Return the model `width` times narrower and `depth` times shallower.
@@ -259,6 +327,7 @@ class Model(Shape, NamedRow):
                 "head_dim": self.head_dim and self.head_dim // (width // fewer),
                 "mla": self.mla and self.mla.narrowed(width, width // fewer),
                 "moe": self.moe and self.moe.narrowed(width),
+                "mamba": self.mamba and self.mamba.narrowed(width),
             }
         )
 
@@ -285,6 +354,8 @@ class Model(Shape, NamedRow):
         }
         if self.moe:
             sizes["num_experts"] = (self.moe.num_experts, width)
+        if self.mamba:
+            sizes["mamba.num_heads"] = (self.mamba.num_heads, width)
         for name, (size, divisor) in sizes.items():
             if size % divisor:
                 raise MqoError(
@@ -298,8 +369,8 @@ class Model(Shape, NamedRow):
         if self.num_layers // depth < least:
             raise MqoError(
                 f"{self.name} cannot be {depth} times shallower: it has {self.num_layers} layers",
-                expected=f"at least {depth * least} layers",
-                help="--shrink W,D divides width and depth by other numbers",
+                expected=f"at least {depth * least} layers, to keep one of each kind",
+                help=f"--shrink {width},{self.num_layers // least} keeps layers of all kinds",
             )
 
 
@@ -416,6 +487,11 @@ SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scr
 def models() -> dict[str, Model]:
     """Return all models, by name."""
     return _rows(Model, "models.toml")
+
+
+def script_models() -> dict[str, Model]:
+    """Return the models with scripts, by name."""
+    return {name: model for name, model in models().items() if model.scripts}
 
 
 @functools.cache

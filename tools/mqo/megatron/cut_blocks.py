@@ -5,8 +5,9 @@ axis. If a layout splits such an axis over ranks, it must split between blocks. 
 of a rank differ from those of a single process.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mqo.megatron import linear
 from mqo.megatron.layers import FoundLayer
@@ -53,11 +54,10 @@ def cut_blocks(
         side, (part, whole) = linear.side(module), linear.split_size(module) or (0, 0)
         if layer.kind != LINEAR or part == whole or side is None:
             continue
-        # Gate and up are concatenated, and each is split.
-        pieces = 2 if layer.name.endswith("linear_fc1") and _gated(module) else 1
         for site, block in _through(_SPLIT[side], blocks, squares):
-            if part // pieces % block and not is_excluded(site, layer.name):
-                key = (site, part // pieces, whole // pieces, block)
+            size = next((size for size in _parts(layer.name, module, part) if size % block), 0)
+            if size and not is_excluded(site, layer.name):
+                key = (site, size, size * whole // part, block)
                 cut.setdefault(key, []).append(layer)
     faults = [
         f"{site}: a rank has {part} of the {whole} elements of {listed(layers)} along the block "
@@ -84,5 +84,13 @@ def _through(
             yield operand.partition(".")[0], squares[operand]
 
 
-def _gated(module: object) -> bool:
-    return bool(getattr(getattr(module, "config", None), "gated_linear_unit", False))
+def _parts(name: str, module: Any, part: int) -> Sequence[int]:
+    """Return the sizes on this rank of the parts that a layer concatenates; each is split.
+
+    Gate and up of an MLP are two parts. The input projection of a Mamba layer has five, whose
+    sizes upstream notes at the weight.
+    """
+    if sizes := getattr(getattr(module, "weight", None), "partition_sizes", None):
+        return tuple(sizes)
+    gated = getattr(getattr(module, "config", None), "gated_linear_unit", False)
+    return (part // 2,) if gated and name.endswith("linear_fc1") else (part,)

@@ -5,6 +5,7 @@ The folder of a run is that of its quant.toml (MQO_QUANT_CONFIG). Without it hoo
 
 from mqo.megatron.run.checkpoints import before_load, before_save, to_verify
 from mqo.megatron.run.divergence import check_finite_loss, end_if_diverged
+from mqo.megatron.run.gpt_checkpoint import layer_maps, retarget
 from mqo.megatron.run.guard import after_step, before_model, before_step, before_validation
 from mqo.megatron.run.implementation import check_available
 from mqo.megatron.run.profiler_ranges import label_timers
@@ -26,7 +27,9 @@ __all__ = [
     "checked_arguments",
     "end_if_diverged",
     "label_timers",
+    "layer_maps",
     "note_checkpoint",
     "recorded",
+    "retarget",
     "to_verify",
 ]

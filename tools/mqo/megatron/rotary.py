@@ -9,7 +9,7 @@ FACTOR = "rope_scaling_factor"
 
 
 def scaled(rotary: Callable[..., Any], config: Any) -> Callable[..., Any]:
-    """Return upstream's class of rotary positions, with the scaling that `config` asks for."""
+    """Return upstream's class of rotary positions, with the scaling in `config`."""
     factor = getattr(config, FACTOR, None)
     if factor is None:
         return rotary

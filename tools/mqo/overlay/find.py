@@ -120,7 +120,7 @@ class Scope:
             self._parents |= {id(child): node for child in children}
             todo += reversed(children)
 
-    def enclosing(self, hits: Sequence[cst.CSTNode]) -> tuple[Block, int]:
+    def enclosing(self, hits: Sequence[cst.CSTNode]) -> tuple[Block | cst.Module, int]:
         """Return the innermost block around all hits, and its first statement that holds one."""
         shared = None
         for level in zip(*map(self._blocks, hits), strict=False):
@@ -133,12 +133,12 @@ class Scope:
         holding = {id(statement) for _, statement in shared}
         return block, next(i for i, s in enumerate(block.body) if id(s) in holding)
 
-    def _blocks(self, node: cst.CSTNode) -> list[tuple[Block, cst.CSTNode]]:
+    def _blocks(self, node: cst.CSTNode) -> list[tuple[Block | cst.Module, cst.CSTNode]]:
         """Return the blocks around `node`, outermost first, each with its statement around it."""
-        blocks: list[tuple[Block, cst.CSTNode]] = []
+        blocks: list[tuple[Block | cst.Module, cst.CSTNode]] = []
         while node is not self.root:
             parent = self._parents[id(node)]
-            if isinstance(parent, Block):
+            if isinstance(parent, Block | cst.Module):
                 blocks.append((parent, node))
             node = parent
         return blocks[::-1]

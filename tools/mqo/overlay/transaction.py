@@ -184,7 +184,7 @@ def recover(root: Path) -> Recovered | None:
 
 
 def is_interrupted(root: Path) -> bool:
-    """Return whether a command was interrupted, or is running."""
+    """Return whether a command was interrupted, or, without the tree's lock, is running."""
     return any((root / STORE / name).exists() for name in (JOURNAL, INCOMING))
 
 

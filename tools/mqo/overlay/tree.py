@@ -220,17 +220,26 @@ class Tree:
             with self.locked(command):
                 yield
             return
-        with ExitStack() as stack:
-            # Holding the owner's lock file, if there is one, needs no write permission.
-            if os.access(self.store / LOCK, os.R_OK):
-                file = stack.enter_context((self.store / LOCK).open("rb"))
-                self._wait(lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB))
+        with self.shared():
             if transaction.is_interrupted(self.root):
                 raise OverlayError(
                     f"{self.root} was left half-changed by a killed command, and cannot be written",
                     expected="a whole tree",
                     help="Its owner's next `mqo status` repairs it",
                 )
+            yield
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Wait for a command that writes, and keep others from starting; write nothing.
+
+        What a killed command left stays as it is.
+        """
+        with ExitStack() as stack:
+            # Holding the lock file, if there is one, needs no write permission.
+            if os.access(self.store / LOCK, os.R_OK):
+                file = stack.enter_context((self.store / LOCK).open("rb"))
+                self._wait(lambda: fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB))
             yield
 
     def _wait(self, take: Callable[[], Any]) -> None:

@@ -12,15 +12,17 @@ from typing import Any
 
 from mqo.display import Say
 from mqo.errors import LayoutError, MqoError
+from mqo.launch import hybrid
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.flags import length
+from mqo.launch.hybrid import ModelClass
 from mqo.launch.machine import THREADS, Machine
 from mqo.launch.own_data import NO_DATA, OwnData, text_words
 from mqo.launch.plugins import split_option
 from mqo.launch.prepare import check_config
 from mqo.launch.run import run
 from mqo.launch.variants import Variant
-from mqo.matrix import tables
+from mqo.matrix import layer_pattern, tables
 from mqo.matrix.tables import Gemms
 from mqo.perf.comparability import run_of
 from mqo.project import Project
@@ -47,6 +49,7 @@ class PerfOptions:
     steps: int = 50
     data: OwnData = NO_DATA
     shrink: tuple[int, int] | None = None
+    model_class: ModelClass | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -65,8 +68,8 @@ class PerfOptions:
         self, variant: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
     ) -> RunConfig:
         """Return the configuration of a run of at most `steps` steps."""
-        extra = (*self.flags, *flags)
-        more: dict[str, Any] = {"gemms": self.gemms, "extra_flags": extra, "shrink": self.shrink}
+        more: dict[str, Any] = {"gemms": self.gemms, "extra_flags": (*self.flags, *flags)}
+        more |= {"shrink": self.shrink, "model_class": self.model_class}
         more |= {**self.data.fields, **variant.rest}
         cluster = Cluster(nproc_per_node=processes)
         names = (self.model, self.dataset, variant.mode, self.config)
@@ -74,7 +77,7 @@ class PerfOptions:
         last = min(steps, length(config.experiment).steps)
         saved = {"save_interval": last if save else 0}
         training = config.experiment.training.model_copy(update=saved)
-        extra = (*extra, "--exit-interval", str(last))
+        extra = (*config.experiment.extra_flags, "--exit-interval", str(last))
         return config.with_experiment(training=training, extra_flags=extra)
 
 
@@ -93,6 +96,7 @@ class PerfRun:
         words = ["mqo", "train", "--model", str(experiment.model_file or experiment.model.name)]
         if experiment.shrink:
             words += ["--shrink", "{},{}".format(*experiment.shrink)]
+        words += [hybrid.OPTION, experiment.model_class] if experiment.model_class else []
         words += ["--dataset", experiment.dataset.name, *self.variant.words]
         words += (
             ["--gemms", quantization.gemms]
@@ -107,7 +111,9 @@ class PerfRun:
         sets_processes = processes > 1 or not experiment.training.is_smoke
         words += ["--nproc-per-node", str(processes)] if sets_processes else []
         before = f"{THREADS}={self.threads} " if self.threads else ""
-        return before + shlex.join([*words, "--", *experiment.extra_flags])
+        pattern = experiment.layer_pattern
+        layers = [f"{layer_pattern.FLAG}={pattern}"] if pattern else []
+        return before + shlex.join([*words, "--", *layers, *experiment.extra_flags])
 
 
 def _format_words(config: RunConfig) -> Iterator[str]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import get_args
 
-from mqo.matrix.tables import Dtype, Model, Training
+from mqo.matrix import layer_pattern
+from mqo.matrix.tables import Dtype, Model, Shape, Training
 from mqo.scale.layout import Layout, Recompute
 from mqo.scale.memory import CONTEXT, Arithmetic, Memory, worst_stage
 from mqo.scale.simulated import simulated_need
@@ -127,12 +128,27 @@ def _is_whole(work: Workload, layout: Layout) -> bool:
     # Tensor ranks do not split all of latent attention, and the formulas do not count that memory.
     if layout.tensor > 1 and model.mla:
         return False
-    if model.num_layers % layout.pipeline:
+    if not _has_stages(model, layout.pipeline):
         return False
     if layout.tensor == 1:
         return True
     # A row-parallel layer's inputs: the guard refuses blocks that ranks would cut.
     inputs = [model.heads_size, model.ffn_hidden_size]
     inputs += [model.moe.expert_ffn_size] if model.moe else []
+    if mamba := model.mamba:
+        if mamba.num_groups % layout.tensor:
+            return False
+        # Each part of its input projection is split, too.
+        inputs += [mamba.inner_size, mamba.num_groups * mamba.state_dim, mamba.num_heads]
     block = max(LEAST_BLOCK, work.block)
     return all(size // layout.tensor % block == 0 for size in inputs)
+
+
+def _has_stages(model: Shape, stages: int) -> bool:
+    """Return whether the layers make this number of pipeline stages, none of them interleaved."""
+    if model.pattern is None:
+        return model.num_layers % stages == 0
+    try:
+        return not model.is_interleaved(stages)
+    except layer_pattern.PatternError:
+        return False

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
+from mqo.matrix import layer_pattern
 from mqo.matrix.tables import Dtype, Shape
 
 Recompute = Literal["none", "core_attn", "full"]
@@ -76,10 +77,15 @@ class Layout:
         """Return the number of ranks that hold the same experts."""
         return self.copies // self.expert
 
-    def layers(self, model: Shape, stage: int) -> range:
-        """Return the layers of a pipeline stage."""
+    def layers(self, model: Shape, stage: int) -> tuple[str, ...]:
+        """Return the layers of a pipeline stage, each as symbols of `mqo.matrix.layer_pattern`.
+
+        A layer of a GPT has two parts, a layer of a HybridModel has one.
+        """
+        if model.pattern is not None:
+            return tuple(layer_pattern.stages_of(model.pattern, self.pipeline)[stage])
         count = model.num_layers // self.pipeline
-        return range(stage * count, (stage + 1) * count)
+        return model.blocks[stage * count : (stage + 1) * count]
 
     def flags(self, dtype: Dtype = "bf16") -> tuple[str, ...]:
         """Return upstream's flags.

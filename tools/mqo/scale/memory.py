@@ -1,25 +1,27 @@
 """Compute the memory of a GPU at a layout, in bytes and by part, for training with Adam.
 
 The activations of a layer are the tensors that autograd saves in upstream's local implementation
-on CUDA: SwiGLU in one kernel, attention without the s x s scores, no dropout. A test counts the
-same tensors on the CPU.
+on CUDA: activations in one kernel, attention without the s x s scores, no dropout. A test counts
+the same tensors on the CPU.
 """
 
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from mqo.matrix.tables import NONE, Dtype, Mode, Shape, Training
+from mqo.matrix.layer_pattern import ATTENTIONS, MAMBA, MOE
+from mqo.matrix.tables import NONE, Dtype, Mamba, Mode, Shape, Training
 from mqo.megatron.attention import chunks
 from mqo.quant import formats
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
-from mqo.scale.weights import Weights, is_sparse, padded_vocabulary, rank_weights
+from mqo.scale.weights import Weights, padded_vocabulary, rank_weights
 
 # How local attention runs: in chunks if PV has a type, unfused if the user's flags need it;
 # core_attn is attention that is recomputed as a whole.
 Attention = Literal["fused", "chunked", "unfused", "core_attn"]
 
 BF16, FP32 = 2, 4
+MAMBA_CHUNK = 128  # tokens of a chunk in upstream's Mamba layers
 # Main weights and Adam's two moments, in fp32; the distributed optimizer shares them out.
 OPTIMIZER = 3 * FP32
 # A model in fp32 is its own main weights.
@@ -101,6 +103,7 @@ def stage_memory(
     weights, width = rank_weights(model, layout, stage), WIDTH[dtype]
     count = weights.dense + weights.expert
     layers = layout.layers(model, stage)
+    attentions = sum(part in ATTENTIONS for layer in layers for part in layer)
     attention, linear = arithmetic.attention, arithmetic.linear
     if layout.recompute == "core_attn":
         attention = "core_attn"
@@ -116,7 +119,7 @@ def stage_memory(
     last = stage == layout.pipeline - 1
     micro_batches = training.global_batch // (training.micro_batch * layout.data)
     in_flight = min(layout.pipeline - stage, micro_batches)
-    scored = len(layers) * in_flight if layout.recompute == "none" else 1
+    scored = attentions * in_flight if layout.recompute == "none" else 1
     rounded = _rounded(model, training, layout, weights) * (arithmetic.copies > 0)
     chunks = _chunks(model, training, layout, width) * (arithmetic.attention == "chunked")
     scores = _scores(model, training, layout, scored, width) * (arithmetic.attention == "unfused")
@@ -158,20 +161,30 @@ def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
     return each * weights.dense // dense + each * weights.expert // expert
 
 
-def layer_values(model: Shape, layer: int, attention: Attention, *, uneven: float = 1) -> int:
+def layer_values(model: Shape, layer: str, attention: Attention, *, uneven: float = 1) -> int:
     """Return the number of values per token that a layer keeps for backward, without scores.
 
-    Both norms keep their input and their output, which is the input of the next linear layers. The
-    rotation keeps sines and cosines, twice, per sequence: counted per token, as for micro-batches
-    of one sequence. `uneven` is a rank's tokens for experts relative to an even share.
+    `layer` are the symbols of its parts; each part has a norm, which keeps its input and its
+    output, the input of the next linear layers. The rotation keeps sines and cosines, twice, per
+    sequence: counted per token, as for micro-batches of one sequence. `uneven` is a rank's tokens
+    for experts relative to an even share.
     """
-    kept, rotated = (_latent if model.mla else _grouped)(model, attention)
-    return 4 * model.hidden_size + kept + 4 * rotated + _mlp(model, layer, uneven)
+    values = 2 * model.hidden_size * len(layer)
+    for part in layer:
+        if part in ATTENTIONS:
+            kept, rotated = (_latent if model.mla else _grouped)(model, attention)
+            values += kept + 4 * rotated
+        elif part == MAMBA:
+            assert model.mamba is not None
+            values += _mamba(model.mamba)
+        else:
+            values += _experts(model, uneven) if part == MOE else _mlp(model, model.ffn_hidden_size)
+    return values
 
 
 def layer_packed(
     model: Shape,
-    layer: int,
+    layer: str,
     attention: Attention,
     linear: str,
     *,
@@ -185,23 +198,39 @@ def layer_packed(
     it: fused attention keeps its output, unless values were padded, and a router keeps its input.
     Experts pack like other linear layers.
     """
+    inputs = (_linear_inputs(model, part, attention, uneven) for part in layer)
+    return sum(_saved(freed, codes, linear, width) for freed, codes in inputs)
+
+
+def _linear_inputs(model: Shape, part: str, attention: Attention, uneven: float) -> tuple[int, int]:
+    """Return the freed values and the codes per token of the linear inputs of a layer's part."""
+    if part in ATTENTIONS:
+        return _attention_inputs(model, attention)
+    if part != MAMBA:
+        return _mlp_inputs(model, part, uneven)
+    assert model.mamba is not None
+    size = model.hidden_size + model.mamba.inner_size
+    return size, size
+
+
+def _attention_inputs(model: Shape, attention: Attention) -> tuple[int, int]:
+    """Return the freed values and the codes per token of attention's linear inputs."""
     hidden, mla = model.hidden_size, model.mla
-    codes = freed = hidden  # the output of the first norm
     if mla is None:
-        codes += model.heads_size
-        freed += model.heads_size * (attention != "fused")
-    else:
-        context = mla.kv_lora_rank + model.num_attention_heads * mla.v_head_dim
-        codes += hidden + context
-        freed += context
-    if is_sparse(model, layer):
-        assert model.moe is not None
-        moe = model.moe
-        own = moe.shared_ffn_size + int(uneven * moe.topk * (hidden + moe.expert_ffn_size))
-    else:
-        own = model.ffn_hidden_size
-        freed += hidden
-    return _saved(freed + own, codes + hidden + own, linear, width)
+        return hidden + model.heads_size * (attention != "fused"), hidden + model.heads_size
+    context = mla.kv_lora_rank + model.num_attention_heads * mla.v_head_dim
+    return hidden + context, 2 * hidden + context
+
+
+def _mlp_inputs(model: Shape, part: str, uneven: float) -> tuple[int, int]:
+    """Return the freed values and the codes per token of the linear inputs of an MLP or experts."""
+    hidden = model.hidden_size
+    if part != MOE:
+        return hidden + model.ffn_hidden_size, hidden + model.ffn_hidden_size
+    moe = model.moe
+    assert moe is not None
+    own = moe.shared_ffn_size + int(uneven * moe.topk * (hidden + moe.expert_ffn_size))
+    return own, hidden + own
 
 
 def _saved(freed: int, codes: int, linear: str, width: int) -> float:
@@ -243,17 +272,38 @@ def _latent(model: Shape, attention: Attention) -> tuple[int, int]:
     return latents + heads * each, mla.qk_pos_emb_head_dim
 
 
-def _mlp(model: Shape, layer: int, uneven: float) -> int:
-    """Return the size of gate, up, and their product, the input of the down projection, per token.
+def _mamba(mamba: Mamba) -> int:
+    """Return the number of values per token that a Mamba layer keeps, without its first norm.
+
+    They are those of the scan in torch, which keeps fp32 copies of its operands and, in a chunk,
+    the decay between all tokens. mamba_ssm keeps less.
+    """
+    projections = mamba.num_groups * mamba.state_dim
+    within = (2 * mamba.num_heads + mamba.num_groups) * MAMBA_CHUNK
+    states = 2 * mamba.inner_size * mamba.state_dim // MAMBA_CHUNK
+    scan = 11 * mamba.inner_size + 4 * projections + within + states
+    return FP32 // BF16 * (2 * mamba.conv_size + scan) + mamba.inner_size
+
+
+def _mlp(model: Shape, width: int) -> int:
+    """Return the number of values per token of gate, up and their product, or of ReLU and square.
+
+    The last is the input of the down projection.
+    """
+    return model.mlp_matrices * width
+
+
+def _experts(model: Shape, uneven: float) -> int:
+    """Return the number of values per token of a token's experts.
 
     Experts have their own inputs. A router keeps some numbers per expert.
     """
-    if not is_sparse(model, layer):
-        return 3 * model.ffn_hidden_size
     moe = model.moe
     assert moe is not None
-    routed = moe.topk * (model.hidden_size + 3 * moe.expert_ffn_size)
-    return 3 * moe.shared_ffn_size + int(uneven * routed) + 2 * FP32 // BF16 * moe.num_experts
+    routed = moe.topk * (model.hidden_size + _mlp(model, moe.expert_ffn_size))
+    return (
+        _mlp(model, moe.shared_ffn_size) + int(uneven * routed) + 2 * FP32 // BF16 * moe.num_experts
+    )
 
 
 def _scores(model: Shape, training: Training, layout: Layout, kept: int, width: int) -> int:

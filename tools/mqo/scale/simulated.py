@@ -33,9 +33,10 @@ def simulated_need(
 ) -> int | None:
     """Return the bytes of the worst rank's tensors; None if the layout was not simulated.
 
-    The type of linear layers does not matter: rounded operands are freed before the peak.
+    The type of linear layers does not matter: rounded operands are freed before the peak. A
+    HybridModel of a GPT's layers needs the same, unless it recomputes layers: they are smaller.
     """
-    if model != models().get(model.name):
+    if model.gpt != models().get(model.name) or (model.pattern and layout.recompute == "full"):
         return None
     return _rows().get(key_of(model.name, training, arithmetic.attention, layout, dtype))
 

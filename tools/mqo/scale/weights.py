@@ -1,12 +1,14 @@
 """Count the weights of a rank. A test compares the count with upstream's model on meta tensors."""
 
+from collections import Counter
 from dataclasses import dataclass
 
-from mqo.matrix.layer_pattern import MOE
-from mqo.matrix.tables import Shape
+from mqo.matrix.layer_pattern import ATTENTIONS, MAMBA, MLP, MOE
+from mqo.matrix.tables import Mamba, Shape
 from mqo.scale.layout import Layout
 
 VOCABULARY_MULTIPLE = 128  # --make-vocab-size-divisible-by
+MAMBA_TAPS = 4  # of the convolution in upstream's Mamba layers
 
 
 @dataclass(frozen=True)
@@ -36,12 +38,18 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
     table = padded_vocabulary(model, layout) * hidden // tensor
     # A tied embedding is also the head, and the last of several stages has a copy of it.
     tables = (stage == 0) + last * (layout.pipeline > 1 or not model.tied_embeddings)
-    layers = layout.layers(model, stage)
-    dense = sum(not is_sparse(model, layer) for layer in layers)
-    sparse = len(layers) - dense
-    linear = len(layers) * _attention(model, tensor) + last * table
-    linear += dense * _mlp(model, model.ffn_hidden_size) // tensor
-    norms = len(layers) * (2 * hidden + _vectors(model, tensor))
+    count = Counter("".join(layout.layers(model, stage)))
+    attention, sparse = sum(count[kind] for kind in ATTENTIONS), count[MOE]
+    linear = attention * _attention(model, tensor) + last * table
+    linear += count[MLP] * _mlp(model, model.ffn_hidden_size) // tensor
+    norms = count.total() * hidden + attention * _vectors(model, tensor)
+    first = (model.mlp_matrices - 1) * hidden * model.ffn_hidden_size  # gate and up are one weight
+    largest = max(table * bool(tables), first // tensor)
+    if model.mamba:
+        projection = model.mamba.projection_size * hidden // tensor
+        linear += count[MAMBA] * (projection + model.mamba.inner_size * hidden // tensor)
+        norms += count[MAMBA] * _mamba_vectors(model.mamba) // tensor
+        largest = max(largest, projection)
     expert = routers = 0
     if model.moe:
         linear += sparse * _mlp(model, model.moe.shared_ffn_size) // tensor
@@ -53,7 +61,7 @@ def rank_weights(model: Shape, layout: Layout, stage: int) -> Weights:
         dense=linear + lookup + norms + last * hidden + routers,
         expert=expert,
         linear=linear + expert,
-        largest=max(table * bool(tables), 2 * hidden * model.ffn_hidden_size // tensor),
+        largest=largest,
     )
 
 
@@ -65,14 +73,9 @@ def total_weights(model: Shape) -> int:
     return weights.dense + weights.expert - rows * model.hidden_size
 
 
-def is_sparse(model: Shape, layer: int) -> bool:
-    """Return whether the block has experts."""
-    return MOE in model.blocks[layer]
-
-
 def _mlp(model: Shape, width: int) -> int:
-    """Return the number of weights of gate, up and down."""
-    return 3 * model.hidden_size * width
+    """Return the number of weights of up, down and, if there is one, the gate."""
+    return model.mlp_matrices * model.hidden_size * width
 
 
 def _attention(model: Shape, tensor: int) -> int:
@@ -94,3 +97,8 @@ def _vectors(model: Shape, tensor: int) -> int:
     parts = model.num_attention_heads + 2 * (model.num_query_groups or model.num_attention_heads)
     biases = model.qkv_bias * parts * model.head_size // tensor
     return biases + 2 * model.qk_norm * model.head_size
+
+
+def _mamba_vectors(mamba: Mamba) -> int:
+    """Return the weights of a convolution, its norm, and the three numbers of each head."""
+    return mamba.conv_size * (MAMBA_TAPS + 1) + mamba.inner_size + 3 * mamba.num_heads

@@ -15,6 +15,7 @@ from mqo.launch.flags import distillation_flags, model_flags, vocabulary_flags
 from mqo.launch.layout import read_sizes
 from mqo.launch.machine import Machine
 from mqo.launch.program_cache import ask_cached, source_of
+from mqo.matrix import layer_pattern
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -59,6 +60,7 @@ class RunJob:
         cluster, stages = self.config.placement.cluster, sizes.pipeline_model_parallel_size
         names = [word.partition("=")[0] for word in self.flags]
         interleaved = any(name in _INTERLEAVED for name in names)
+        interleaved |= self.config.experiment.model.is_interleaved(stages)
         ranks = sizes.tensor_model_parallel_size * stages * sizes.context_parallel_size
         whole = sizes.global_batch_size * ranks // (sizes.micro_batch_size * cluster.processes)
         for stage in self._stages(stages):
@@ -76,7 +78,11 @@ class RunJob:
         """Return the distinct pipeline stages; of equal ones that with the most in flight."""
         if stages <= 3 or any(word.startswith(_UNEVEN) for word in self.flags):
             return list(range(stages))
-        return [0, 1, stages - 1]
+        if (pattern := self.config.experiment.model.pattern) is None:
+            return [0, 1, stages - 1]
+        layers = layer_pattern.stages_of(pattern, stages)
+        first = {layers[stage]: stage for stage in range(stages - 2, 0, -1)}
+        return [0, *sorted(first.values()), stages - 1]
 
 
 def steps(micro_batches: int, stages: int, interleaved: bool, distills: bool = False) -> list[int]:

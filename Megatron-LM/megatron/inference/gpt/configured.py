@@ -4,7 +4,7 @@ from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from megatron.core.models.gpt import GPTModel
+from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -26,7 +26,7 @@ class ProvidedConfig(GPTModelConfig):
 class ProvidedBuilder(GPTModelBuilder):
     """Upstream's builder, which calls the configuration's provider for each chunk."""
 
-    def build_model(self, *groups: ProcessGroupCollection, **parts: Any) -> GPTModel:
+    def build_model(self, *groups: ProcessGroupCollection, **parts: Any) -> LanguageModule:
         """Return this rank's chunk of the model; `parts` are as in `model_provider`."""
         config = self._model_config
         return config.provider(config=config.transformer, **parts)

@@ -22,6 +22,7 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 from megatron.training.arguments import core_transformer_config_from_args
+from mqo.megatron.mamba.spec import mamba_layer
 from mqo.megatron.rotary import FACTOR
 
 _ATTENTION = ("input_layernorm", "self_attention", "self_attn_bda")
@@ -77,6 +78,7 @@ def local_stack(args: Namespace, config: TransformerConfig) -> ModuleSpec:
     layers = {
         kind: attention,
         "mlp_layer": ModuleSpec(MLPLayer, submodules=_part(dense, _MLP)),
+        "mamba_layer": mamba_layer(config),
     }
     if args.num_experts:
         sparse = get_gpt_layer_local_submodules(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.models.gpt import GPTModel
+from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.utils import unwrap_model
 from torch import Tensor
 from torch.distributed import all_reduce
@@ -28,7 +28,7 @@ class Step:
 
 
 def loss_func(
-    loss_mask: Tensor, model: GPTModel, output_tensor: Tensor
+    loss_mask: Tensor, model: LanguageModule, output_tensor: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the training loss, and all losses for the report.
 

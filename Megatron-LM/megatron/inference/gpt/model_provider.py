@@ -1,10 +1,10 @@
-"""The model of the training programs: a plain GPT, or a student with the teacher it learns from."""
+"""The model of the training programs: a plain one, or a student with the teacher it learns from."""
 
 from argparse import Namespace
 from typing import Any
 
 import torch
-from megatron.core.models.gpt import GPTModel as MCoreGPTModel
+from megatron.core.models.common.language_module.language_module import LanguageModule
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer import TransformerConfig
 from megatron.training import get_args
@@ -12,6 +12,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from mqo.megatron.layers import label_layers
 from mqo.megatron.run import engine, modelopt
 from mqo.megatron.run.errors import DistillationError
+from mqo.megatron.run.gpt_blocks import PATTERN
 from mqo.quant.labels import exempt
 
 from ..arguments import TEACHER_ARG
@@ -26,7 +27,7 @@ def model_provider(
     vp_stage: int | None = None,
     config: TransformerConfig | None = None,
     pg_collection: ProcessGroupCollection | None = None,
-) -> MCoreGPTModel:
+) -> LanguageModule:
     """Build this rank's part of the model of upstream's arguments; its layers get their names.
 
     Its ModelOpt state is that of the checkpoint that will be loaded, if there is one; the weights
@@ -62,7 +63,7 @@ def model_provider(
     return model
 
 
-def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
+def distilled(student: LanguageModule, args: Namespace) -> LanguageModule:
     """Attach the teacher in `args` to `student`; return the changed model.
 
     Without a teacher nothing changes. With --export-kd-finalize, modules that a distillation added
@@ -87,6 +88,7 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
 
     check_run(args)
     teacher_args = load_teacher_config(teacher_folder, args)
+    check_stages(args, teacher_args)
     config = load_distillation_config(
         args.export_kd_cfg, student.config, core_transformer_config_from_args(teacher_args)
     )
@@ -101,14 +103,14 @@ def distilled(student: MCoreGPTModel, args: Namespace) -> MCoreGPTModel:
     )
 
 
-def finalized(student: MCoreGPTModel) -> MCoreGPTModel:
+def finalized(student: LanguageModule) -> LanguageModule:
     """Return the student without the modules that a distillation added."""
     import modelopt.torch.distill as mtd  # takes seconds
 
     return mtd.export(student) if isinstance(student, mtd.DistillationModel) else student
 
 
-def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> MCoreGPTModel:
+def _teacher_provider(config: Namespace, model_kwargs: dict[str, Any]) -> LanguageModule:
     """Build the teacher with the weights of its checkpoint, frozen and unquantized.
 
     `config` are the arguments from `load_teacher_config`; `model_kwargs` those of `model_provider`.
@@ -129,6 +131,16 @@ def check_run(args: Namespace) -> None:
         raise DistillationError(
             "A distillation's losses are already means over tokens",
             expected="no --calculate-per-token-loss",
+        )
+
+
+def check_stages(student: Namespace, teacher: Namespace) -> None:
+    """Raise DistillationError for a HybridModel in pipeline stages, whose layers differ there."""
+    patterns = [getattr(args, PATTERN, None) for args in (student, teacher)]
+    if any(patterns) and student.pipeline_model_parallel_size > 1:
+        raise DistillationError(
+            "A distillation does not support a HybridModel in pipeline stages",
+            expected="--pipeline-model-parallel-size 1, or two GPTs",
         )
 
 

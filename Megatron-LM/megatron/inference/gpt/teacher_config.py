@@ -9,6 +9,7 @@ from typing import Any
 
 from mqo.megatron.run.args_table import read_table
 from mqo.megatron.run.errors import DistillationError
+from mqo.megatron.run.gpt_blocks import PATTERN
 from mqo.megatron.run.saved_args import check_kinds, model_arguments
 
 from ..algos.distillation import read_mapping
@@ -71,8 +72,9 @@ def load_teacher_config(folder: str, args: Namespace) -> Namespace:
         )
     _check_fit(given, args)
     teacher = copy(args)
-    # The student's value would be wrong; upstream derives it from the teacher's sizes.
+    # The student's values would be wrong; upstream derives the first from the teacher's sizes.
     teacher.kv_channels = None
+    vars(teacher)[PATTERN] = None
     vars(teacher).update({name: given[name] for name in ARCHITECTURE if name in given})
     return teacher
 

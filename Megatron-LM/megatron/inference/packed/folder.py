@@ -115,12 +115,14 @@ def write(
     quant_type: str | None = None,
     config: QuantConfig | None = None,
     layout: str | None = None,
+    is_hybrid: bool = False,
 ) -> dict[str, Any]:
     """Write the weights and config.json of `source` into the folder `target`, packed.
 
-    All projections are rounded to `quant_type`, or each as in a run with `config`. Without
-    `layout`, the first suitable one is used. Return the layout, its name in config.json, the number
-    of weights per type, and why it is not a layout that more programs read.
+    All projections are rounded to `quant_type`, or each as in a run with `config`, whose model
+    `is_hybrid` or a GPT. Without `layout`, the first suitable one is used. Return the layout, its
+    name in config.json, the number of weights per type, and why it is not a layout that more
+    programs read.
 
     Raises:
         PtqError: there is nothing to pack, or the layout cannot store it.
@@ -131,7 +133,8 @@ def write(
     facts.pop("auto_map", None)  # it names code, which is not copied
     weights = stored_tensors(source)
     _check_layers(facts, weights)
-    candidates = projections({name: tensor.shape for name, tensor in weights.items()}).values()
+    shapes = {name: tensor.shape for name, tensor in weights.items()}
+    candidates = projections(shapes, is_hybrid=is_hybrid).values()
     if config is not None:
         specs = as_trained(candidates, config, facts)
     else:

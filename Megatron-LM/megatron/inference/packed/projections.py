@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mqo.megatron.run.gpt_blocks import hybrid_name
+
 _WEIGHT = ".weight"
 _HEAD = "lm_head"
 _MODULE = re.compile(
@@ -54,14 +56,20 @@ class Projection:
         return self.layer.endswith("linear_qkv")
 
 
-def projections(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Projection]:
-    """Return {name of a weight: its projection} for the tensors of a model, {name: shape}."""
+def projections(
+    shapes: Mapping[str, tuple[int, ...]], *, is_hybrid: bool = False
+) -> dict[str, Projection]:
+    """Return {name of a weight: its projection} for the tensors of a model, {name: shape}.
+
+    If it `is_hybrid`, names in Megatron are those of a HybridModel, else of a GPT.
+    """
     modules = {name.removesuffix(_WEIGHT) for name in shapes if name.endswith(_WEIGHT)}
     result = {}
     for module in sorted(modules):
-        if layer := _megatron_layer(module, modules):
-            name = f"{module}{_WEIGHT}"
-            result[name] = Projection(module, shapes[name], *layer)
+        if whole := _megatron_layer(module, modules):
+            name, (layer, parts) = f"{module}{_WEIGHT}", whole
+            layer = hybrid_name(layer) if is_hybrid else layer
+            result[name] = Projection(module, shapes[name], layer, parts)
     return result
 
 

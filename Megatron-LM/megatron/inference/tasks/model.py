@@ -17,7 +17,7 @@ from mqo.megatron.device import accelerator_type
 from mqo.megatron.run.errors import SavedError
 from torch.nn.functional import cross_entropy
 
-from ..generation import Cached, Choice, generate_tokens
+from ..generation import Choice, generate_tokens, started
 from ..load_model import batches, watched_step
 from .registry import GENERATED
 
@@ -111,7 +111,7 @@ class HarnessModel(TemplateLM):
     def _continued(self, context: str, stops: list[str], count: int) -> str:
         room = self.args.seq_length - count
         ids = self.tok_encode(context)[-room:] or [self.prefix_token_id]
-        model = Cached(self.model, self.args, len(ids) + count)
+        model = started(self.model, self.args, len(ids) + count)
         limits = count, self.tokenizer.vocab_size, self.tokenizer.eod
         new: list[int] = []
         text = ""

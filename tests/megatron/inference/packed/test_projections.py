@@ -4,9 +4,9 @@ import pytest
 from megatron.inference.packed.projections import projections
 
 
-def layers(*modules):
+def layers(*modules, **kind):
     shapes = {f"{module}.weight": (8, 4) for module in modules}
-    return {one.module: one.layer for one in projections(shapes).values()}
+    return {one.module: one.layer for one in projections(shapes, **kind).values()}
 
 
 def test_the_parts_of_a_layer_of_megatrons_name_it_together():
@@ -50,3 +50,13 @@ def test_gate_and_up_are_one_and_a_router_is_none():
 
 def test_what_lacks_a_part_is_no_layer():
     assert layers("model.layers.1.mlp.gate_proj", "model.layers.0.self_attn.k_proj") == {}
+
+
+def test_a_hybrid_model_has_two_layers_for_a_block():
+    block = "model.layers.3"
+    names = [f"{block}.self_attn.o_proj", f"{block}.mlp.down_proj", "lm_head"]
+    assert list(layers(*names, is_hybrid=True).values()) == [
+        "output_layer",
+        "decoder.layers.7.mlp.linear_fc2",
+        "decoder.layers.6.self_attention.linear_proj",
+    ]

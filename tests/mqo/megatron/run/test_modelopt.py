@@ -62,6 +62,12 @@ def test_interleaved_chunks_are_refused(folder):
         modelopt.restore(Linear(2, 2), args)
 
 
+def test_the_state_of_a_gpt_is_refused_in_a_hybrid_model(folder):
+    args = of(folder("some", 4, states=[4]), hybrid_layer_pattern="*-|*-")
+    with pytest.raises(CheckpointError, match="HybridModel"):
+        modelopt.restore(Linear(2, 2), args)
+
+
 def test_a_state_that_would_run_something_is_refused(folder):
     args = of(folder("some", 4, states=[4]))
     # A pickle that says os.system.

@@ -111,7 +111,8 @@ def test_a_text_is_taken_only_for_a_text():
     assert {"tokenizer_model", "split"} <= texts
     assert accepted("text") - texts == {"mqo_modelopt_format"}
     assert accepted("folder") - texts == {"mqo_modelopt_format"}
-    assert accepted("text") | {"heterogeneous_layers_config_path"} >= texts
+    other = {"heterogeneous_layers_config_path", "hybrid_layer_pattern"}
+    assert accepted("text") | other >= texts
     assert accepted("device") == accepted("text") - TABLE.files
     assert accepted("nul") == set()
 
@@ -226,6 +227,35 @@ def test_another_kind_of_model_is_refused(name):
     with pytest.raises(CheckpointError, match=name):
         taken(**{name: value})
     check_kinds({name: value}, "CHECKPOINT")  # a training may load it
+
+
+EXPERTS = {"multi_latent_attention": True, "num_experts": 4}
+
+
+def test_the_layers_of_a_hybrid_model_are_taken_without_its_pipeline_stages():
+    assert taken(hybrid_layer_pattern="*-|*-")["hybrid_layer_pattern"] == "*-*-"
+    assert taken(hybrid_layer_pattern="+-|+E", **EXPERTS)["hybrid_layer_pattern"] == "+-+E"
+    sizes = {"mamba_num_heads": 2, "mamba_head_dim": 8}
+    mamba = taken(hybrid_layer_pattern="M*-", **sizes)
+    assert mamba.items() >= sizes.items()
+
+
+@pytest.mark.parametrize(
+    ("pattern", "rest"),
+    [
+        ("*G", {}),
+        ("", EXPERTS | {"hybrid_layer_pattern": 3}),
+        ("*-" * 20_000, {}),
+        ("*E", {}),
+        ("+-", {}),
+        ("*-", {"num_experts": 4}),
+        ("*E", EXPERTS),
+        ("*+E", EXPERTS),
+    ],
+)
+def test_layers_that_no_program_builds_are_refused(pattern, rest):
+    with pytest.raises(CheckpointError, match="hybrid_layer_pattern"):
+        taken(**{"hybrid_layer_pattern": pattern} | rest)
 
 
 def test_an_older_hybrid_model_is_refused():

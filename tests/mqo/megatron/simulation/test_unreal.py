@@ -28,6 +28,23 @@ def test_a_model_changes_its_dtype_and_keeps_its_ties():
         assert {t.dtype for t in (*model.parameters(), *model.buffers())} == {torch.bfloat16}
 
 
+class Sharer:
+    """Holds a parameter of a module, as upstream's context parallelism of a Mamba mixer does."""
+
+    __module__ = "megatron.core.sharer"
+
+    def __init__(self, parameter):
+        self.shared = parameter
+
+
+def test_an_object_of_upstream_gets_the_parameter_that_replaces_its_own():
+    with without_data():
+        model = nn.Linear(4, 4)
+        model.sharer = Sharer(model.weight)
+        model.bfloat16()
+        assert model.sharer.shared is model.weight
+
+
 def test_tensors_of_tensors_are_stacked_and_numbers_are_numbers():
     with without_data():
         one = torch.ones(())

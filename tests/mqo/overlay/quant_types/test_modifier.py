@@ -457,6 +457,29 @@ def test_a_tree_in_use_is_refused(root, monkeypatch):
     assert read(root)[LAYERS] == layers().encode()
 
 
+@pytest.mark.parametrize(
+    "read_only", [modifier.check, lambda root: modifier.modify(root, ALL, dry_run=True)]
+)
+def test_a_command_that_only_reads_waits_for_one_that_writes(root, monkeypatch, read_only):
+    released = threading.Event()
+    monkeypatch.setattr(tree_module.time, "sleep", lambda seconds: released.set())
+
+    def write_a_while():
+        with Tree(root).locked("a test"):
+            (root / ".mqo/incoming").mkdir()
+            started.set()
+            assert released.wait(60)
+            (root / ".mqo/incoming").rmdir()
+
+    started = threading.Event()
+    writer = threading.Thread(target=write_a_while)
+    writer.start()
+    assert started.wait(60)
+    done = read_only(root)
+    writer.join()
+    assert not getattr(done, "due", None)
+
+
 class Killed(BaseException):
     pass
 

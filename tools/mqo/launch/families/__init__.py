@@ -10,12 +10,13 @@ from mqo.launch.families.deepseek_v2 import DEEPSEEK_V2
 from mqo.launch.families.dense import LLAMA, MISTRAL, QWEN2, QWEN3
 from mqo.launch.families.experts import MIXTRAL, QWEN3_MOE
 from mqo.launch.families.family import Family
+from mqo.launch.families.nemotron_h import NEMOTRON_H
 from mqo.matrix.tables import Shape
 
 # Of several families that express a shape, the first is written.
 FAMILIES: Mapping[str, Family] = {
     family.architecture: family
-    for family in (LLAMA, QWEN2, QWEN3, MISTRAL, QWEN3_MOE, MIXTRAL, DEEPSEEK_V2)
+    for family in (LLAMA, QWEN2, QWEN3, MISTRAL, QWEN3_MOE, MIXTRAL, DEEPSEEK_V2, NEMOTRON_H)
 }
 
 
@@ -35,10 +36,12 @@ def family_of_config(config: Mapping[str, Any]) -> Family:
 
 def family_of_shape(shape: Shape) -> Family:
     """Return the family that describes a shape; ConvertError if there is none."""
+    is_gpt = shape.mamba is None and shape.activation == "swiglu"
     for family in FAMILIES.values():
-        if family.expresses(shape):
+        if is_gpt == (family is not NEMOTRON_H) and family.expresses(shape):
             return family
-    parts = [name for name in ("mla", "moe", "qkv_bias", "qk_norm") if getattr(shape, name)]
+    names = ("mla", "moe", "mamba", "qkv_bias", "qk_norm")
+    parts = [name for name in names if getattr(shape, name)]
     raise ConvertError(
         f"No architecture has {' and '.join(parts) or 'these parts'}",
         expected=f"a model of {' or '.join(FAMILIES)}",

@@ -11,6 +11,15 @@ from mqo.matrix.tables import Shape
 
 Values = dict[str, tuple[Any, ...]]
 Table = Mapping[str, Any]
+# {field of the shape: key of config.json}, for reading and writing.
+SIZES = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "ffn_hidden_size": "intermediate_size",
+    "num_attention_heads": "num_attention_heads",
+    "vocab_size": "vocab_size",
+    "norm_epsilon": "rms_norm_eps",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,12 +28,15 @@ class Family:
 
     fixed: {key: values that a model may have}; a missing key has the first value.
     defaults: {key: value of a missing key}, of the keys that `read` needs.
+    sizes: {field of the shape: key}, as SIZES.
     read: return the fields of the shape that only this family has, from config.json.
     write: return the keys of config.json that only this family has, from a shape.
     expresses: return whether config.json of this architecture can describe a shape.
     read_keys: keys that `read` uses, in addition to those of `fixed` and `defaults`.
     ignored_keys: keys that affect logits in another family, but not in this one.
-    rope_kinds: types of the rotary scaling that upstream expresses for this family.
+    rope_kinds: types of the rotary scaling that upstream expresses for this family; none if it has
+        no rotary positions.
+    notes: return notes for the user whose weights of this config.json are converted.
     tokenizer_class: the class that transformers reads any tokenizer with, "" for the folder's own.
     """
 
@@ -36,6 +48,8 @@ class Family:
     expresses: Callable[[Shape], bool]
     rope_kinds: tuple[str, ...]
     defaults: Table = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=lambda: SIZES)
+    notes: Callable[[Table], tuple[str, ...]] = lambda config: ()
     read_keys: frozenset[str] = frozenset()
     ignored_keys: frozenset[str] = frozenset()
     tokenizer_class: str = ""

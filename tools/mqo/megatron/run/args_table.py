@@ -20,7 +20,8 @@ Values = Mapping[str, tuple[Any, ...]]
 class ArgsTable:
     """The groups of checkpoint_args.toml, whose header describes them.
 
-    `values` has {argument: allowed values} for every model ("all") and both kinds of attention.
+    `values` has {argument: allowed values} for every model ("all"), both kinds of attention, and
+    models with Mamba layers ("mamba").
     """
 
     expressed: frozenset[str]

@@ -17,6 +17,7 @@ from torch.nn import Module
 from mqo.megatron.run.checkpoints import load_folder, newest
 from mqo.megatron.run.files import MODELOPT_FORMAT as QUANTIZED_AS
 from mqo.megatron.run.files import MODELOPT_STATE as STATE
+from mqo.megatron.run.gpt_blocks import given_pattern
 from mqo.megatron.run.saved_args import checked_arguments
 from mqo.megatron.run.unpickle import CheckpointError, check_metadata, typed_errors
 
@@ -32,8 +33,9 @@ def restore(model: Module, args: Namespace) -> Module:
     that need them. Without a state in the checkpoint nothing changes. A collective.
 
     Raises:
-        CheckpointError: the pipeline is interleaved, which ModelOpt does not support; or the file
-            would run code that no checkpoint needs.
+        CheckpointError: the pipeline is interleaved, which ModelOpt does not support; the model is
+            a HybridModel, and the state that of a GPT; or the file would run code that no
+            checkpoint needs.
     """
     folder = load_folder(args)
     if folder is None or not any(folder.glob(f"*/{STATE}")):
@@ -45,6 +47,12 @@ def restore(model: Module, args: Namespace) -> Module:
         raise CheckpointError(
             f"{checkpoint} has ModelOpt's state, and the pipeline is interleaved. Expected: one "
             "chunk of layers per rank. Leave out --num-layers-per-virtual-pipeline-stage"
+        )
+    if pattern := given_pattern(vars(args)):
+        raise CheckpointError(
+            f"{checkpoint} has ModelOpt's state of a GPT, and this model is a HybridModel with the "
+            f"layers {pattern}, which have other names. Expected: a GPT. Leave out --model-class "
+            "hybrid"
         )
     check_metadata(checkpoint / STATE)
     from modelopt.torch.opt.plugins import restore_sharded_modelopt_state

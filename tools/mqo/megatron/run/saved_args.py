@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.megatron.run.args_table import IGNORE_FLAG, is_empty, read_table, unknown_arguments
+from mqo.megatron.run.gpt_blocks import PATTERN, VALID, given_pattern, has_sizes
 from mqo.megatron.run.unpickle import CheckpointError
 
 LAYERS = "megatron.core."
@@ -100,10 +101,17 @@ def model_arguments(
             raise _refused(
                 where, name, saved[name], "no value, because no program here builds such a model"
             )
+    pattern = given_pattern(saved)
+    if pattern is not None and not has_sizes(pattern, saved):
+        layers = "layers whose sizes the other arguments have: + for MLA, E for experts"
+        raise _refused(where, PATTERN, pattern, layers)
     path, content = _HETEROGENEOUS
     if saved.get(path) and not saved.get(content):
         raise _refused(where, content, None, f"the content of {path}")
-    return {name: saved[name] for name in sorted(table.taken & all_kinds().keys() & saved.keys())}
+    names = sorted(table.taken & all_kinds().keys() & saved.keys())
+    # Programs that build a model from a checkpoint have one pipeline stage.
+    stages = {PATTERN: pattern} if PATTERN in names else {}
+    return {name: saved[name] for name in names} | stages
 
 
 def refuse_unknown(
@@ -166,6 +174,8 @@ def all_kinds() -> dict[str, Kind]:
     table, parser = read_table(), upstream_parser()
     names = (table.taken | table.read | table.unsupported) & parser.keys()
     kinds = {name: _kind(name, parser[name]) for name in names}
+    layers = "the layers * + - E and M, and | between pipeline stages"
+    kinds[PATTERN] = Kind(f"a pattern of {layers}", _is_pattern).or_none()
     kinds["spec"] = Kind(f"two texts, a module {LAYERS}* and a name in it", _is_spec).or_none()
     counts = (
         *("world_size", "data_parallel_size", "consumed_train_samples"),
@@ -240,6 +250,10 @@ def _is_one_of(choices: list[Any], value: Any) -> bool:
 def _is_spec(value: Any) -> bool:
     two = isinstance(value, list | tuple) and len(value) == 2 and all(map(_is_text, value))
     return two and value[0].startswith(LAYERS)
+
+
+def _is_pattern(value: Any) -> bool:
+    return _is_text(value) and VALID.fullmatch(value) is not None
 
 
 def _is_table_of_texts(value: Any) -> bool:

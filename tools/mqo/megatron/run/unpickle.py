@@ -242,6 +242,19 @@ def check_metadata(checkpoint: Path) -> None:
         raise _refusal(error.path, error.fault) from error
 
 
+def tensor_names(checkpoint: Path) -> list[str]:
+    """Return the names in the `.metadata` of a checkpoint's folder.
+
+    Raises:
+        CheckpointError: the file cannot be read, or would run code.
+    """
+    try:
+        with open_file(checkpoint / METADATA, Limit.TEXT, within=checkpoint) as file:
+            return list(read_metadata(file).state_dict_metadata)
+    except UntrustedFileError as error:
+        raise _refusal(error.path, error.fault) from error
+
+
 @once_per_content
 def check_common_state(checkpoint: Path) -> None:
     """Load the entries of an iteration's folder that are not tensors, in a child process.

@@ -83,10 +83,20 @@ def _apply(
                 new.__dict__.update(parameter.__dict__)
                 replaced[id(parameter)] = (parameter, new)
             module._parameters[name] = replaced[id(parameter)][1]
+    _replace_references(module, replaced)
     for name, buffer in module._buffers.items():
         if buffer is not None:
             module._buffers[name] = function(buffer)
     return module
+
+
+def _replace_references(module: torch.nn.Module, replaced: dict[int, tuple]) -> None:
+    """Replace old parameters in objects of the module, such as the mixer's context parallelism."""
+    for held in vars(module).values():
+        if type(held).__module__.startswith("megatron."):
+            for name, value in vars(held).items():
+                if id(value) in replaced:
+                    setattr(held, name, replaced[id(value)][1])
 
 
 _real_tensor = torch.tensor

@@ -33,7 +33,7 @@ COMMAND = (
 )
 DIFFERS = "differs"
 STORE_FILE = f"{STORE}/{LITERALS}"  # written by every modification
-CUT_OFF = "a command was interrupted, or is running; the next command first finishes or undoes it"
+CUT_OFF = "a command was interrupted; the next command first finishes or undoes it"
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def check(root: Path) -> Report:
     states: list[SiteState] = []
     due: list[str] = []
     notes: list[str] = []
-    with _typed_errors():
+    with _typed_errors(), tree.shared():
         interrupted = transaction.is_interrupted(root)
         rows = tree.modified()
         for path, content in _contents(tree, may_lack=interrupted).items():
@@ -128,10 +128,8 @@ def check(root: Path) -> Report:
                 states.append(SiteState(site, None if same else was.get(site.name)))
             due += file.due
             notes += file.notes
-        if interrupted or transaction.is_interrupted(root):
-            due = [CUT_OFF]  # the rest cannot be judged before that
-        else:
-            due += _faults(tree, states)
+        # What a killed command left is judged after the command that ends it.
+        due = [CUT_OFF] if interrupted else [*due, *_faults(tree, states)]
     return Report(root, tuple(states), tuple(dict.fromkeys(due)), tuple(notes))
 
 
@@ -167,18 +165,8 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
     tree = Tree(root)
     with _typed_errors():
         if dry_run:
-            if transaction.is_interrupted(root):
-                raise OverlayError(
-                    f"A command on {root} was interrupted, or is running",
-                    expected="a tree that can be read without changing it",
-                    help="Any command that may write, such as `--restore`, first finishes or "
-                    "undoes it",
-                )
-            final = plan(tree)
-            if final.files:
-                transaction.check(root, *_written(tree, final))
-                transaction.check_writable(root, STORE_FILE)
-            return final
+            with tree.shared():
+                return _checked(tree, plan(_whole(tree)))
         if not tree.store.exists():
             # The lock makes this folder, so lock only if there is something to do that can be done.
             first = plan(tree)
@@ -191,6 +179,25 @@ def _run(root: Path, plan: Callable[[Tree], Outcome], *, dry_run: bool) -> Outco
             if final.files or final.record != tree.modified():
                 transaction.commit(root, *_written(tree, final), command=COMMAND)
             return final
+
+
+def _whole(tree: Tree) -> Tree:
+    """Return the tree if no killed command left it half-changed."""
+    if transaction.is_interrupted(tree.root):
+        raise OverlayError(
+            f"A command on {tree.root} was interrupted",
+            expected="a tree that can be read without changing it",
+            help="Any command that may write, such as `--restore`, first finishes or undoes it",
+        )
+    return tree
+
+
+def _checked(tree: Tree, plan: Outcome) -> Outcome:
+    """Return the plan if the tree allows that it is written."""
+    if plan.files:
+        transaction.check(tree.root, *_written(tree, plan))
+        transaction.check_writable(tree.root, STORE_FILE)
+    return plan
 
 
 def _written(tree: Tree, plan: Outcome) -> tuple[list[transaction.Change], dict[str, bytes | None]]:

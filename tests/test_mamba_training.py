@@ -1,0 +1,146 @@
+"""Real runs of a HybridModel with Mamba-2 layers, on the functions of mqo.megatron.mamba."""
+
+import functools
+import json
+
+import pytest
+from mqo.launch.config import Cluster, resolve
+from mqo.recipes.recipe import read
+from mqo.runs import TRAIN_LOSS
+
+pytest.importorskip("torch")
+pytest.importorskip("einops")
+
+from . import real_runs
+from .real_runs import SHORT_STEPS
+from .vendored_tree import PROJECT as PROJECT
+
+# Its parts and their halves are blocks of 16 and squares of 16.
+MODEL = """
+pattern = "M-M-*-"
+hidden_size = 64
+ffn_hidden_size = 128
+num_attention_heads = 4
+num_query_groups = 2
+vocab_size = 4096
+tied_embeddings = true
+norm_epsilon = 1e-5
+rotary_base = 10000
+train_sequence = 80
+[mamba]
+num_heads = 32
+head_dim = 8
+num_groups = 2
+state_dim = 16
+"""
+STEPS = 6
+MAMBA = [f"decoder.layers.{n}.mixer.{part}_proj" for n in (0, 2) for part in ("in", "out")]
+LINEAR = ("fprop", "dgrad", "wgrad")
+TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
+STAGES = "--pipeline-model-parallel-size 3"
+CONTEXT = "--context-parallel-size 2"
+DATA = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
+SHORT = "--seq-length 64 --max-position-embeddings 64"
+NORM = "grad-norm"
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory, checkout_with):
+    """A function that trains a model; `rest` are arguments of `resolve`."""
+    folder = tmp_path_factory.mktemp("mamba")
+    project = checkout_with(runs=folder / "runs")
+    small = folder / "small.toml"
+    small.write_text(MODEL)
+
+    def train(recipe=None, flags="", processes=1, *, model=small, coverage=False, **rest):
+        length = f"--micro-batch-size 2 --global-batch-size 4 --train-samples {4 * STEPS}"
+        cell = resolve(
+            *(str(model), "wikipedia", "bf16", "smoke"),
+            extra_flags=tuple(f"{length} --eval-iters 0 {flags}".split()),
+            cluster=Cluster(nproc_per_node=processes),
+            recipe=recipe and read(recipe),
+            shrink=(1, 1) if model is small else None,
+            **rest,
+        )
+        return real_runs.run(project, cell, coverage=coverage)
+
+    return train
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8"])
+def test_a_recipe_quantizes_the_projections_and_resumes_bit_for_bit(train, tmp_path, recipe):
+    train = functools.partial(train, model="nemotron-h-8b")
+    whole = train(recipe, SHORT)
+    losses = whole.read_metrics()[TRAIN_LOSS]
+    assert len(losses) == STEPS and losses[-1][1] < losses[0][1]
+    ran = {(r["layer"], r["site"]) for r in real_runs.stats_of(whole) if r["quant_type"] == recipe}
+    assert {(layer, site) for layer in MAMBA for site in LINEAR} <= ran
+    checkpoint = {"checkpoint": tmp_path / "checkpoint"}
+    begun = train(recipe, f"{SHORT} --save-interval 3 --exit-interval 3", **checkpoint)
+    resumed = train(recipe, SHORT, **checkpoint)
+    assert losses == begun.read_metrics()[TRAIN_LOSS] + resumed.read_metrics()[TRAIN_LOSS]
+
+
+@pytest.fixture(scope="module")
+def started(train, tmp_path_factory):
+    """A function that trains from one checkpoint; without flags only once for each recipe."""
+    start = tmp_path_factory.mktemp("start") / "checkpoint"
+    train(flags="--lr 0 --min-lr 0 --train-samples 4", checkpoint=start)
+    loaded = f"--load {start} --finetune --no-load-optim --no-load-rng {SHORT_STEPS}"
+
+    @functools.cache
+    def started(recipe, flags="", processes=1):
+        return train(recipe, f"{loaded} {flags}", processes)
+
+    return started
+
+
+def deviations(ours, theirs, name, steps=STEPS):
+    """The largest relative deviation of a recorded value in the first steps."""
+    pairs = zip(ours.read_metrics()[name], theirs.read_metrics()[name], strict=True)
+    return max(abs(one - right) / abs(right) for (_, one), (_, right) in [*pairs][:steps])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flags", "processes"),
+    [(TENSOR, 2), (STAGES, 3), (CONTEXT, 2), (DATA, 2)],
+    ids=["tensor", "stages", "context", "data"],
+)
+def test_a_layout_trains_as_one_process(started, flags, processes):
+    runs = started(None, flags, processes), started(None)
+    assert deviations(*runs, TRAIN_LOSS) < 1e-5
+    assert deviations(*runs, NORM) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_recipe_trains_over_tensor_ranks_as_in_one_process(started):
+    """Ranks draw for the gradients of their shards; roundings tip over from the second step on."""
+    runs = started("nvfp4", TENSOR, 2), started("nvfp4")
+    assert deviations(*runs, TRAIN_LOSS, steps=1) < 1e-4
+    assert deviations(*runs, TRAIN_LOSS) < 1e-2
+    assert deviations(*runs, NORM) < 5e-2
+
+
+@pytest.mark.slow
+def test_recomputed_layers_have_the_same_bits(started):
+    flags = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
+    runs = started("nvfp4", flags), started("nvfp4")
+    assert [deviations(*runs, name) for name in (TRAIN_LOSS, NORM)] == [0, 0]
+
+
+@pytest.mark.slow
+def test_coverage_counts_the_scan_as_work_without_a_site(train):
+    run = train("nvfp4", "--seq-length 256 --max-position-embeddings 256", coverage=True)
+    products = json.loads(run.coverage.read_text())["products"]
+    of_layers = {name: [p for p in products if p["layer"] == name] for name in MAMBA}
+    assert all([p["gemm"] for p in rows] == list(LINEAR) for rows in of_layers.values())
+    scan = [p for p in products if p["layer"] == "decoder.layers.0.mixer"]
+    forward = [p for p in scan if p["gemm"] == "bmm"]
+    assert {p["quant_type"] for p in scan} == {None}
+    # Scores, their product with the inputs, the states of the chunks, and what these give.
+    tokens, chunk, heads, width, groups, state = 2 * 256, 128, 32, 8, 2, 16
+    per_token = chunk * (groups * state + heads * width) + 2 * heads * width * state
+    assert sum(p["flops"] for p in forward) == 2 * tokens * per_token
+    assert sum(p["flops"] for p in scan) == 3 * 2 * tokens * per_token
