@@ -26,6 +26,7 @@ READ_BY = {
     "seed": ((0, 1), (), ()),
     "cache_weights": ((True,), ANY, ("fprop", "dgrad")),
     "every": ((0, 50), ANY, tables.SITES),
+    "gradient_noise": ((True,), ANY, ("wgrad",)),
     "dump": (((1,),), ANY, tables.SITES),
     "exclude": ((("linear:*.0.*",),), ANY, ("fprop", "dgrad", "wgrad")),
     "include": ((("linear:*.0.*",),), ANY, ("fprop", "dgrad", "wgrad")),

@@ -27,7 +27,7 @@ it.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -38,9 +38,10 @@ from torch.nn import Parameter
 from mqo.quant.backend import fake_quantize, is_fake
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
+from mqo.quant.gradient_noise import WatchedOperand, sample_gradient
 from mqo.quant.hadamard import inverse, transform
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
-from mqo.quant.operand_table import FPROP
+from mqo.quant.operand_table import FPROP, WGRAD
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
 from mqo.quant.plugin_calls import call
@@ -126,7 +127,8 @@ class QuantizedOperands(GemmOperands):
     transform's size. `repeats` is the number of query heads that share a key and a value. Gradients
     use the straight-through estimator, also for elements that saturate. `alphas` are the factors
     that the operands exclude; None if they include them. With `joins_terms`, the terms of a sum are
-    joined along the contraction axis; otherwise they are added.
+    joined along the contraction axis; otherwise they are added. `watched` has the operands of a
+    wgrad whose noise is measured, until both are known.
     """
 
     has_type: ClassVar[bool] = True
@@ -139,6 +141,7 @@ class QuantizedOperands(GemmOperands):
     repeats: int = 1
     alphas: Alphas | None = None
     joins_terms: bool = False
+    watched: dict[str, WatchedOperand] = field(default_factory=dict)
 
     @property
     def options(self) -> QuantConfig:
@@ -240,6 +243,7 @@ class QuantizedOperands(GemmOperands):
                 "auto`, without dropout, sliding window and softmax offset"
             )
         if not operand_spec.changes:
+            self._watch_gradient(side, tensor, tensor)
             return tensor
         quantize = partial(self._quantize, side, operand_spec)
         if spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
@@ -254,12 +258,22 @@ class QuantizedOperands(GemmOperands):
             rounded = self._in_fprop(operand, original, key)
         else:
             rounded = self._rounded(side, operand_spec, original, key)
+        self._watch_gradient(side, original, rounded.value())
         if self.alphas is None or (rounded.rest and not self.joins_terms):
             return rounded.value().to(original.dtype)
         setattr(self.alphas, side, rounded.alpha)
         setattr(self.alphas, f"{side}_rest", tuple(term.alpha for term in rounded.rest))
         tensors = [term.tensor.to(original.dtype) for term in rounded.terms]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=axis)
+
+    def _watch_gradient(self, side: str, original: Tensor, rounded: Tensor) -> None:
+        """Measure the noise of wgrad's product, if this step does, when both operands are known."""
+        recorder = self.quantization.recorder
+        if self.site.name == WGRAD and recorder.has_gradients:
+            self.watched[side] = WatchedOperand(original, rounded)
+            if len(self.watched) == 2:
+                sample = sample_gradient(self.watched.pop("lhs"), self.watched.pop("rhs"))
+                recorder.observe_gradient(self.layer, self.quant_type, sample)
 
     def _rounded(
         self, side: str, operand_spec: OperandSpec, original: Tensor, recorded: Operand | None

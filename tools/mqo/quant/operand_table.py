@@ -32,6 +32,7 @@ from mqo.quant.plugins import is_value
 OPERANDS = tuple(f"{s.name}.{operand}" for s in SITES.values() for operand in (s.lhs, s.rhs))
 LEAST_GAIN, LARGEST_GAIN = 2.0**-10, 2.0
 FPROP = "fprop"
+WGRAD = "wgrad"
 GRADIENTS = ("grad", "ds")
 # The operands of the backward pass that the forward pass rounds, too.
 _ROUNDED_IN_FPROP = ("dgrad.weight", "wgrad.x")
