@@ -216,6 +216,7 @@ def draw_maps(grids: Sequence[Map], title: str, targets: Sequence[Path]) -> None
         bar.set_visible(True)
         label = "share" if unit == "%" else unit
         figure.colorbar(image, cax=bar, orientation="horizontal", label=label)
+        bar.locator_params(axis="x", nbins=4)
     meaning = "measured steps from left to right, transformer blocks from top to bottom"
     add_title(figure, f"{title}: {meaning}", 11)
     save(figure, targets)
