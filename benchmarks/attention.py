@@ -4,11 +4,12 @@
         [--lengths 1024 2048 4096 8192] [--quant-type mxfp8]
 
 Each path runs forward and backward on the same operands. "fused" has no types. "QK" quantizes
-queries and keys and uses torch's fused kernel. "QK, PV" runs in chunks. "unfused" has both types
-in upstream's steps: repeated keys of groups, a buffer of scores, a mask and a softmax. The paths
-take turns, and the minimum time of each is printed. Machines are noisy: read the ratios to
-"unfused". Memory is the peak of a separate process above the operands; this needs Linux. "unfused"
-is skipped if the machine lacks the memory.
+queries and keys and uses torch's fused kernel. "chunks" has no types, and runs in chunks. "QK, PV"
+also runs in chunks, and "all seven" has types in the backward pass's products, too. "unfused" has
+both types in upstream's steps: repeated keys of groups, a buffer of scores, a mask and a softmax.
+The paths take turns, and the minimum time of each is printed. Machines are noisy: read the ratios
+to "unfused". Memory is the peak of a separate process above the operands; this needs Linux.
+"unfused" is skipped if the machine lacks the memory.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ from functools import partial
 from types import SimpleNamespace
 
 import torch
+from mqo.megatron.attention.backward import BackwardOperands
 from mqo.megatron.attention.paths import chunked_context, fused_context
 from mqo.quant import gemm_operands
+from mqo.quant.formats import ATTENTION_BACKWARD
 from timing import best, in_own_process, raised_bytes
 from torch import Tensor
 
@@ -137,11 +140,13 @@ def fused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> 
     return fused_context(layer, types[1], (), qk, query, key, value, None)
 
 
-def chunked(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Compute attention in chunks."""
+def chunked(types: tuple[str, str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Compute attention in chunks; the last type is that of the backward pass's products."""
     layer = layer_of(query)
     qk = gemm_operands("qk", types[0], layer)
-    return chunked_context(layer, types[1], (), None, qk, query, key, value, None)
+    sites = {site: gemm_operands(site, types[2], layer) for site in ATTENTION_BACKWARD}
+    backward = BackwardOperands(**sites)
+    return chunked_context(layer, types[1], (), None, qk, query, key, value, None, backward)
 
 
 def unfused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -165,16 +170,18 @@ def unfused(types: tuple[str, str], query: Tensor, key: Tensor, value: Tensor) -
     return context.transpose(0, 1).flatten(1)
 
 
-PATHS = ("fused", "QK", "QK, PV", "unfused")
+PATHS = ("fused", "QK", "chunks", "QK, PV", "all seven", "unfused")
 
 
 def paths_of(quant_type: str) -> dict[str, Callable]:
     """Return the paths in PATHS as functions of query, key and value."""
     both = (quant_type, quant_type)
-    ways = (
+    ways: tuple[tuple[Callable[..., Tensor], tuple[str, ...]], ...] = (
         (fused, ("none", "none")),
         (fused, (quant_type, "none")),
-        (chunked, both),
+        (chunked, ("none", "none", "none")),
+        (chunked, (*both, "none")),
+        (chunked, (*both, quant_type)),
         (unfused, both),
     )
     return {name: partial(way, types) for name, (way, types) in zip(PATHS, ways, strict=True)}

@@ -110,8 +110,8 @@ class Estimate:
 
     def roofline(self) -> Roofline:
         """Return the roofline of the slowest rank."""
-        types = dict.fromkeys(SITES, self.attention)
-        types |= {site.name: self.linear for site in SITES.values() if site.layer == LINEAR}
+        sites = [site for site in SITES.values() if not site.backward_of]
+        types = {s.name: self.linear if s.layer == LINEAR else self.attention for s in sites}
         rooflines = []
         for rank in self.base.ranks:
             linear = uniform_types(rank, types)

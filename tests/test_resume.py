@@ -18,6 +18,7 @@ from mqo.launch.finished import FILE, finished
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of, plan_layout
 from mqo.matrix import tables
+from mqo.quant.formats import ATTENTION_BACKWARD, SITES
 from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 from mqo.scale.layout import Layout as Planned
@@ -230,6 +231,21 @@ def test_every_format_trains_all_linear_gemms_and_goes_on_bit_equal(
     whole = trained_in_two_parts(start, tmp_path, f"linear_{quant_type}", flags=sizes, **own)
     ran = {(row["site"], row["quant_type"]) for row in stats_of(whole)}
     assert ran == {(site, quant_type) for site in ("fprop", "dgrad", "wgrad")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
+@pytest.mark.parametrize("rounding", ["nearest-even", "stochastic"])
+def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, rounding):
+    own = {"model": model, "training": "tiny", "gemms": "all", "attention_gemms": "all"}
+    own |= {"rounding": rounding} if rounding != "nearest-even" else {}
+    sizes = ("--train-samples", "24", "--global-batch-size", "4")
+    whole = trained_in_two_parts(start, tmp_path, "mxfp8", flags=sizes, **own)
+    rows = stats_of(whole)
+    assert {(row["site"], row["quant_type"]) for row in rows} == {(s, "mxfp8") for s in SITES}
+    assert {row["operand"] for row in rows if row["site"] in ("dq", "dk")} == {"ds", "key", "query"}
+    calls = {row["calls"] for row in rows if row["site"] in ATTENTION_BACKWARD}
+    assert len(calls) == 1
 
 
 def trained_in_two_parts(start, tmp_path, mode, flags, **own):

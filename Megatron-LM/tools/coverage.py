@@ -20,7 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ GROUPED = "--moe-grouped-gemm"
 aten = torch.ops.aten
 PRODUCTS = (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
 BACKWARD = " backward"
+RECOMPUTED = "qk_recompute"
 ROOT_MODULE, OUTSIDE = "the model", "outside of all modules"
 
 
@@ -50,8 +51,8 @@ class CoverageError(Exception):
 class Product:
     """`batch` products of [m, k] by [k, n].
 
-    `gemm` is the name of the site, or of the operation if no site saw it; "qk backward" is a
-    product that autograd computes for one of qk. `quant_type` is the layer's type at that site,
+    `gemm` is the name of the site, or of the operation if no site saw it; "mm backward" is a
+    product that autograd computes for one of mm. `quant_type` is the layer's type at that site,
     None without a site. `plain` are the operands that the run still leaves unquantized.
     """
 
@@ -91,6 +92,8 @@ def assigned_type(site: str, layer: str, quant_type: str) -> Assigned:
 
 class Operands:
     """Replacement of a quantizer: returns both operands unchanged, and records their sizes."""
+
+    has_type = False  # keeps attention on the unfused path
 
     def __init__(self, site: str, layer: str, assigned: Assigned) -> None:
         self.site, self.layer, self.assigned = site, layer, assigned
@@ -135,13 +138,20 @@ class Products(TorchDispatchMode):
         self.running: list[str] = []
         self.multiplied: set[str] = set()
         self.waiting: Operands | None = None
-        # {autograd node: layer and GEMM of the forward product that it differentiates}
-        self.nodes: dict[int, tuple[str, str]] = {}
+        # {autograd node: the forward product that it differentiates}
+        self.nodes: dict[int, Product] = {}
+        # {(layer, site): type} of the products of attention's backward pass
+        self.backward: dict[tuple[str, str], Assigned] = {}
 
     def operands(self, site: str, quant_type: str, owner: object) -> Operands:
         """Replace `mqo.quant.gemm_operands` in the patched source."""
-        self.refuse_waiting()
+        from mqo.quant.formats import ATTENTION_BACKWARD
+
         layer = getattr(owner, "mqo_layer", self.module)
+        if site in ATTENTION_BACKWARD:
+            own = self.backward[layer, site] = assigned_type(site, layer, quant_type)
+            return Operands(site, layer, own)
+        self.refuse_waiting()
         self.waiting = Operands(site, layer, assigned_type(site, layer, quant_type))
         return self.waiting
 
@@ -178,21 +188,42 @@ class Products(TorchDispatchMode):
             product = Product(site.layer, site.site, own.quant_type, *shape, plain=own.plain)
             if not site.fit(product):
                 raise CoverageError(f"{product} does not have the operands that its site took")
+        elif forward:
+            product = Product(self.module, operation, None, *shape)
         else:
-            origin = (self.module, operation) if forward else self._differentiated(operation)
-            product = Product(*origin, None, *shape)
+            product = self._differentiated(operation, shape)
         if forward:
             # The node is made just before its product runs; a product without a node runs later.
             node = torch.autograd._get_sequence_nr() - 1
-            self.nodes.setdefault(node, (product.layer, product.gemm))
+            self.nodes.setdefault(node, product)
             self.multiplied.add(self.module)
         self.counts[product] += 1
 
-    def _differentiated(self, operation: str) -> tuple[str, str]:
-        """Return the layer and GEMM of a product in the backward pass."""
+    def _differentiated(self, operation: str, shape: tuple[int, int, int, int]) -> Product:
+        """Return a product in the backward pass."""
         node = torch._C._current_autograd_node()._sequence_nr()
-        layer, gemm = self.nodes.get(node, ("unknown", operation))
-        return layer, gemm + BACKWARD
+        origin = self.nodes.get(node, Product("unknown", operation, None, *shape))
+        layer, site = origin.layer, self._site_of(origin, shape)
+        if (layer, site) not in self.backward:
+            return Product(layer, origin.gemm + BACKWARD, None, *shape)
+        own = self.backward[layer, site]
+        recomputed = self.backward[layer, RECOMPUTED]
+        if site == "dq" and recomputed.quant_type != "none":  # on the unfused path it is not
+            again = replace(
+                origin, gemm=RECOMPUTED, quant_type=recomputed.quant_type, plain=recomputed.plain
+            )
+            self.counts[again] += 1
+            self.flops += again.flops
+        return Product(layer, site, own.quant_type, *shape, plain=own.plain)
+
+    @staticmethod
+    def _site_of(origin: Product, shape: tuple[int, int, int, int]) -> str:
+        """Return the site of the gradient, of this shape, of an operand of a product.
+
+        It is '' for a product that is not attention's.
+        """
+        left, right = {"qk": ("dq", "dk"), "pv": ("dp", "dv")}.get(origin.gemm, ("", ""))
+        return left if shape[1:] == (origin.m, origin.k, origin.n) else right
 
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:

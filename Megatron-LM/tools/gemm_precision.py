@@ -90,10 +90,18 @@ def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tu
             return draw(m, k, scale=GRAD), draw(k, n, scale=WEIGHT)
         case "wgrad":
             return draw(k, m, scale=GRAD), draw(k, n)
-        case "qk":
+        case "qk" | "qk_recompute":
             return draw(m, b, k), draw(n, b, k)
+        case "dp":
+            return draw(m, b, k, scale=GRAD), draw(n, b, k)
         case "pv":
             return draw(b, m, k).softmax(-1), draw(k, b, n)
+        case "dv":
+            return draw(b, k, m).softmax(-1), draw(k, b, n, scale=GRAD)
+        case "dq":
+            return draw(b, m, k, scale=GRAD), draw(k, b, n)
+        case "dk":
+            return draw(b, k, m, scale=GRAD), draw(k, b, n)
     raise ValueError(f"unknown site {site}")
 
 
@@ -106,7 +114,9 @@ def laid_out(site: str, lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
             return lhs, rhs
         case "wgrad":
             return lhs.t(), rhs
-        case "qk":
+        case "dv" | "dk":
+            return lhs.transpose(1, 2), rhs.transpose(0, 1)
+        case "qk" | "qk_recompute" | "dp":
             return lhs.transpose(0, 1), rhs.transpose(0, 1).transpose(1, 2)
     return lhs, rhs.transpose(0, 1)
 

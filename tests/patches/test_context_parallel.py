@@ -46,6 +46,7 @@ def attention(module):
     """A function that makes the patched look-alike for some ranks; both paths say what they got."""
 
     def make(ranks):
+        module("mqo.megatron.attention.backward", BackwardOperands=dict)
         module("mqo.quant", gemm_operands=lambda *_: _Same, site_types=lambda path: {})
         module(
             "mqo.megatron.attention.choice",
@@ -92,7 +93,7 @@ def test_the_mask_is_made_behind_the_fused_branch_and_only_where_none_is_given()
         next(i for i, line in enumerate(lines) if line.startswith(start))
         for start in (
             "key, value = gather_context",
-            "custom_quant_type",
+            "qk_operands = gemm_operands",
             "attend = without_scores",
             "if self.config.context_parallel_size > 1 and attention_mask is None:",
             "if self.num_attention_heads_per_partition",

@@ -11,6 +11,7 @@ from mqo.overlay.rewrite import rewrite
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.project import Project
+from mqo.quant.formats import ATTENTION_BACKWARD
 
 from .. import forking
 from .conftest import PIN, SERIES
@@ -55,9 +56,12 @@ def test_the_branch_stands_behind_the_qk_literal_and_before_grouped_keys_are_rep
         "        # Grouped keys.\n"
         "        custom_quant_type = 'none'\n"
         "        qk_operands = gemm_operands('qk', custom_quant_type, self)\n"
-        "        attend = without_scores(self, SITE_TYPES, "
+        "        backward_operands = attention_backward_operands(self)\n"
+        "        attend = without_scores(\n"
+        "            self, SITE_TYPES, "
     ) in patched()
-    assert [literal.site for literal in literals.read(patched().encode())] == ["qk", "pv"]
+    sites = [literal.site for literal in literals.read(patched().encode())]
+    assert sites == [*ATTENTION_BACKWARD, "qk", "pv"]
     assert patched().count("gemm_operands('qk'") == 1
 
 
@@ -71,11 +75,12 @@ def attention(module):
     """The look-alike, patched, beside what the branch calls; `ran` notes what that was given."""
     ran = []
 
-    def without_scores(layer, site_types, query, key, mask, packed):
-        ran.append((site_types, query, key, mask, packed))
+    def without_scores(layer, site_types, query, key, mask, packed, backward):
+        ran.append((site_types, query, key, mask, packed, backward))
         return (lambda *args: args) if layer.fuses else None
 
     module("mqo.megatron.attention.choice", without_scores=without_scores)
+    module("mqo.megatron.attention.backward", BackwardOperands=dict)
     operands = types.SimpleNamespace(
         lhs=lambda t: 2 * t, rhs=lambda t: 3 * t, product=lambda function: function
     )
@@ -95,7 +100,8 @@ def test_a_path_without_scores_gets_the_operands_and_allocates_nothing(attention
     assert torch.equal(qk.lhs(query), 2 * query)
     assert all(one is other for one, other in zip(tensors, (query, key, value), strict=True))
     assert tracker == "the tracker"
-    assert attention.ran == [("a path", query, key, mask, None)]
+    backward = dict.fromkeys(ATTENTION_BACKWARD, qk)
+    assert attention.ran == [("a path", query, key, mask, None, backward)]
 
 
 def test_packed_sequences_get_as_far_as_the_branch(attention):
@@ -103,7 +109,7 @@ def test_packed_sequences_get_as_far_as_the_branch(attention):
     tensors = [torch.ones(1, 2, 1) for _ in range(3)]
     packed = types.SimpleNamespace(qkv_format="thd")
     assert attention.forward(*tensors, None, packed)
-    assert attention.ran[0][-1] is packed
+    assert attention.ran[0][-2] is packed
     packed.qkv_format = "sbhd"
     with pytest.raises(AssertionError, match="not supported"):
         attention.forward(*tensors, None, packed)

@@ -6,6 +6,7 @@ import torch
 from mqo.errors import DriftError
 from mqo.overlay import literals
 from mqo.overlay.diff import entry_diffs
+from mqo.quant.formats import ATTENTION_BACKWARD
 
 from .conftest import PIN, SERIES, planned, sites
 
@@ -345,11 +346,11 @@ def pristine(vendored):
     return {path: read(path) for path in (LAYERS, ATTENTION)}
 
 
-def test_the_tree_holds_exactly_the_five_literals(vendored):
+def test_the_tree_holds_exactly_the_literals_of_the_sites(vendored):
     found = {path: literals.read(vendored.read(path)) for path in (LAYERS, ATTENTION)}
     assert {path: [t.site for t in ts] for path, ts in found.items()} == {
         LAYERS: ["fprop", "dgrad", "wgrad"],
-        ATTENTION: ["qk", "pv"],
+        ATTENTION: [*ATTENTION_BACKWARD, "qk", "pv"],
     }
     others = [p for p in vendored.upstream().files if p.endswith(".py") and p not in found]
     assert [p for p in others if literals.VARIABLE.encode() in vendored.read(p)] == []

@@ -70,6 +70,18 @@ def test_products_are_told_apart_by_site_module_and_what_they_differentiate(prod
     assert sum(row["flops"] for row in program.rows(products)) == 3 * (400 + 120)
 
 
+def test_backward_products_of_attention_are_those_of_their_sites(products, program):
+    model, x = Sited(products), torch.empty(2, 5, 4, **META)
+    for site in ("qk_recompute", "dq", "dk"):
+        products.operands(site, "none" if site == "dk" else "mxfp4", model)
+    run(products, model, lambda: model(x))
+    own = {astuple(p)[1:-1]: calls for p, calls in products.counts.items() if p.layer == "scores"}
+    again, dq, dk = ("qk_recompute", "mxfp4"), ("dq", "mxfp4"), ("dk", "none")
+    shapes = {again: QK[3:], dq: QK_BACKWARD[1][3:], dk: QK_BACKWARD[0][3:]}
+    assert own == dict.fromkeys([QK[1:], *(name + size for name, size in shapes.items())], 1)
+    assert sum(row["flops"] for row in program.rows(products)) == 4 * 400 + 3 * 120
+
+
 def test_what_is_recomputed_in_the_backward_pass_counts_again(products):
     model, x = Sited(products), torch.empty(2, 5, 4, **META)
     run(products, model, lambda: checkpoint(model, x, use_reentrant=True))

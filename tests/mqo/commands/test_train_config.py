@@ -89,6 +89,7 @@ def test_the_dtype_is_the_configurations_unless_given():
         (["--quantization", "int8"], "'int8'.*FA_T.*hifp8"),
         (["--training-config", "big"], "'big'.*fast, smoke, sta"),
         (["--gemms", "none"], "'none'.*all, fprop"),
+        (["--attention-gemms", "none"], "'none'.*all, forward"),
         (["a", "b", "c", "d", "int8"], "'int8'.*bf16, fp16, fp32"),
     ],
 )
@@ -289,6 +290,14 @@ REFUSED = {
     "no such tracker": (["--tracker", "comet"], UnknownNameError),
     "no such model": (["--model", "gpt"], UnknownNameError),
     "an option that nothing reads": (["--overflow", "inf"], NoEffectError),
+    "products of no attention": (
+        ["--quantization", "linear_mxfp8", "--attention-gemms", "all"],
+        NoEffectError,
+    ),
+    "attention's products of a tree": (
+        ["--quantization", "source", "--attention-gemms", "all"],
+        MqoError,
+    ),
     "GEMMs of no linear layer": (["--quantization", "FA_mxfp8", "--gemms", "all"], NoEffectError),
     "a schedule beyond the end": (
         ["--schedule", "qk: mxfp8 until 9000, then none"],

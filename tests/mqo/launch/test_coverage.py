@@ -70,6 +70,7 @@ CELLS = {
     "bf16": toy("bf16"),
     "FA": toy("FA_mxfp8"),
     "linear": toy("linear_mxfp8", gemms="all"),
+    "attention": toy("FA_mxfp8", attention_gemms="all"),
     "excluded": toy("mxfp4", exclude=("output_layer", "qk:decoder.layers.0.*")),
     "included": toy("mxfp4", include=("output_layer", "attention:decoder.layers.0.*")),
     "half": toy("bf16", recipe=HALF),
@@ -205,13 +206,26 @@ def test_attentions_products_are_batched_over_heads(measured):
         ("qk", "mxfp8", 2 * HEADS, SEQUENCE, SEQUENCE, HEAD),
         ("pv", "none", 2 * HEADS, SEQUENCE, HEAD, SEQUENCE),
     ]
-    assert [s[0] for s in shapes[2:]] == ["pv backward"] * 2 + ["qk backward"] * 2
-    assert {p.reason for p in rows[2:]} == {AUTOGRAD}
+    assert {s[:2] for s in shapes[2:]} == {(name, "none") for name in ("dv", "dp", "dq", "dk")}
+    assert {p.reason for p in rows[2:]} == {AT_NONE}
+    sizes = {gemm: row for gemm, *row in (s[:1] + s[3:] for s in shapes[2:])}
+    assert sizes["dp"] == [SEQUENCE, SEQUENCE, HEAD]
+    assert sizes["dv"] == sizes["dq"] == [SEQUENCE, HEAD, SEQUENCE]
+    assert sizes["dk"] == [HEAD, SEQUENCE, SEQUENCE]
+
+
+def test_attentions_backward_products_have_their_types(measured):
+    rows = [p for p in measured["attention"].products if p.layer.endswith("core_attention")]
+    types = {p.gemm: p.quant_type for p in rows}
+    assert types == dict.fromkeys(("qk", "qk_recompute", "dq", "dk"), "mxfp8") | dict.fromkeys(
+        ("pv", "dv", "dp"), "none"
+    )
+    assert {p.calls for p in rows} == {1}
 
 
 def test_reasons(measured):
-    assert {p.reason for p in measured["linear"].products} == {"", AT_NONE, AUTOGRAD}
-    assert {p.reason for p in measured["bf16"].products} == {AT_NONE, AUTOGRAD}
+    assert {p.reason for p in measured["linear"].products} == {"", AT_NONE}
+    assert {p.reason for p in measured["bf16"].products} == {AT_NONE}
     bare = measured["bare"].products
     assert {p.reason for p in bare} == {NO_SITE, AUTOGRAD}
     # Without a site the module says which layer it is.
@@ -240,10 +254,11 @@ def test_multi_latent_attention_and_every_expert_have_their_sites(measured):
         linear |= {f"decoder.layers.{i}.self_attention.linear_{name}" for i in layers}
     linear.add("output_layer")
     attention = {f"decoder.layers.{i}.self_attention.core_attention" for i in layers}
+    backward = dict.fromkeys(("dv", "dp", "dq", "dk"), "none")
     routers = {f"decoder.layers.{i}.mlp.router" for i in layers[1:]}
     assert sites == {
         **{layer: dict.fromkeys(("fprop", "dgrad", "wgrad"), "mxfp8") for layer in linear},
-        **{layer: {"qk": "mxfp8", "pv": "mxfp8"} for layer in attention},
+        **{layer: {"qk": "mxfp8", "pv": "mxfp8"} | backward for layer in attention},
         **{layer: {"mm": None} for layer in routers},
     }
 
@@ -274,7 +289,7 @@ def test_recomputation_quantizes_twice(measured):
     calls = {(p.layer, p.gemm): p.calls for p in found if not p.reason}
     assert {key for key, n in calls.items() if n == 1} == {("output_layer", "fprop")}
     assert set(calls.values()) == {1, 2}
-    assert {p.reason for p in found} == {"", AT_NONE, AUTOGRAD}
+    assert {p.reason for p in found} == {"", AT_NONE}
 
 
 @pytest.mark.parametrize("name", ["last", "FA", "experts"])

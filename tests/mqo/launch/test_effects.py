@@ -26,6 +26,7 @@ READ_BY = {
     "seed": ((0, 1), (), ()),
     "cache_weights": ((True,), ANY, ("fprop", "dgrad")),
     "every": ((0, 50), ANY, tables.SITES),
+    "gradient_noise": ((True,), ANY, ("wgrad",)),
     "dump": (((1,),), ANY, tables.SITES),
     "exclude": ((("linear:*.0.*",),), ANY, ("fprop", "dgrad", "wgrad")),
     "include": ((("linear:*.0.*",),), ANY, ("fprop", "dgrad", "wgrad")),
@@ -93,6 +94,13 @@ def test_backward_gemms_need_a_type_of_linear_layers(mode):
     with pytest.raises(NoEffectError, match="--gemms all"):
         check(made(mode, gemms="all"))
     check(made("linear_mxfp8", gemms="all"))
+
+
+@pytest.mark.parametrize("mode", ["bf16", "linear_mxfp8"])
+def test_backward_products_of_attention_need_a_type_of_attention(mode):
+    with pytest.raises(NoEffectError, match="--attention-gemms all"):
+        check(made(mode, attention_gemms="all"))
+    check(made("pv_mxfp8", attention_gemms="all"))
 
 
 def test_a_schedule_has_to_change_a_type_within_the_training():

@@ -4,6 +4,7 @@ import pytest
 from mqo.errors import UnknownNameError
 from mqo.matrix import tables
 from mqo.overlay.quant_types import gemms
+from mqo.quant import formats
 from pydantic import ValidationError
 
 
@@ -273,4 +274,18 @@ def test_what_means_no_name_lists_the_valid_ones(given):
 
 
 def test_the_sites_are_those_that_the_overlay_looks_for_in_their_order():
-    assert tables.SITES == gemms.SITES
+    assert tables.MODE_SITES == gemms.SITES
+    assert (*tables.MODE_SITES, *formats.ATTENTION_BACKWARD) == tables.SITES
+
+
+def test_a_backward_product_of_attention_has_the_type_of_its_forward_product():
+    mode = tables.Mode(name="mine", linear="mxfp8", qk="mxfp4")
+    assert mode.types() == {
+        "fprop": "mxfp8",
+        "dgrad": "none",
+        "wgrad": "none",
+        "qk": "mxfp4",
+        "pv": "none",
+    }
+    backward = {"qk_recompute": "mxfp4", "dq": "mxfp4", "dk": "mxfp4"}
+    assert mode.types(attention_gemms="all") == mode.types() | backward

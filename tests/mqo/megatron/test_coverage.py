@@ -129,7 +129,8 @@ def test_each_site_is_held_to_its_own_kind_of_layers():
     asked = dict.fromkeys(SITES, "mxfp8")
     found = reached(asked, layers, {"a", "core"}, [])
     sites = [fault.split(" ran")[0] for fault in coverage_faults([found])]
-    assert sites == ["fprop: a", "dgrad: a", "wgrad: a", "qk: core", "pv: core"]
+    of_layer = {"linear": "a", "attention": "core"}
+    assert sites == [f"{site.name}: {of_layer[site.layer]}" for site in SITES.values()]
 
 
 def test_excluded_and_frozen_layers_are_not_held_to_a_type():

@@ -7,6 +7,8 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.model import quantize_model
 from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import ModelQuantization
+from mqo.quant.recipe import Recipe
+from mqo.quant.recipe_operands import Types
 from mqo.quant.spec import QuantSpec
 from torch import nn
 
@@ -186,6 +188,15 @@ def test_without_types_a_model_returns_its_logits(llama):
     before = llama(input_ids=IDS).logits
     select(llama, ModelQuantization(QuantConfig()))
     torch.testing.assert_close(llama(input_ids=IDS).logits, before, rtol=1e-4, atol=1e-5)
+
+
+def test_types_of_its_backward_pass_are_refused():
+    types = Types(fprop="mxfp8", qk="mxfp8", dv="mxfp8", dk="mxfp4")
+    mine = Recipe(name="mine", summary="", source="", types=types)
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ValueError, match=r"mine recipe .*\(dv, dk\)"):
+        quantize_model(model, mine)
+    assert type(model[0]) is nn.Linear
 
 
 def test_types_of_attention_are_refused_for_other_models():

@@ -6,6 +6,7 @@ import pytest
 import torch
 from mqo.quant import config
 from mqo.quant.backend import fake_quantize
+from mqo.quant.formats import SITES
 from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.quant_config import QuantConfig
@@ -123,7 +124,7 @@ def test_a_spec_is_made_once_until_reset(options):
             "[layers]\nexclude = ['qk:']",
             "[layers] exclude: 'qk:' does not name a layer; valid: SITE:",
         ),
-        ("[layers]\nexclude = ['mlp:*']", "'mlp'; valid: fprop, dgrad, wgrad, qk, pv, linear"),
+        ("[layers]\nexclude = ['mlp:*']", f"'mlp'; valid: {', '.join(SITES)}, linear"),
         ("[layers]\nexcludes = []", "[layers] 'excludes'; valid: exclude"),
         ("[asked\n", "Expected"),
     ],

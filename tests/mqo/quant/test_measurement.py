@@ -60,6 +60,8 @@ def test_counts_and_energies_are_those_of_a_plain_count(spec, dtype):
     # The error is taken in float32: to 2^-24 of x, where it is some 2 % of it.
     assert found.noise == pytest.approx(noise, rel=1e-4)
     assert found.sqnr_db == pytest.approx(10 * math.log10(found.signal / noise), abs=1e-3)
+    change = (x.double() * (q.double() - x.double())).sum().item()
+    assert found.bias == pytest.approx(change / found.signal, abs=1e-5)
 
 
 @pytest.mark.parametrize("rule", MX_RULES)
@@ -72,6 +74,21 @@ def test_the_histogram_counts_the_scales_that_packing_stores(quant_type, block, 
     found = measured(x, spec).scales
     assert found == {b - 127: bytes_.count(b) for b in sorted(set(bytes_))}
     assert found[128] == 1
+
+
+def test_rounding_to_zero_shrinks_and_unbiased_rounding_does_not():
+    x = torch.full((64, 32), 0.1)
+    x[:, 0] = 6  # the scale of mxfp4 is 1, and 0.1 becomes 0
+    assert measured(x, QuantSpec("mxfp4")).bias == pytest.approx(-0.31 / 36.31, rel=1e-4)
+    assert abs(measured(x, QuantSpec("mxfp4", rounding="stochastic")).bias) < 0.001
+
+
+def test_the_spread_of_scales_is_in_powers_of_two():
+    x = torch.ones(4, 32) * 2.0 ** torch.tensor([[0], [0], [4], [4]])
+    assert measured(x, QuantSpec("mxfp8")).scale_spread == 2
+    x[0, 0] = torch.nan  # its block has no scale
+    assert measured(x, QuantSpec("mxfp8")).scale_spread == pytest.approx(math.sqrt(32 / 9))
+    assert measured(x, QuantSpec("hifp8")).scale_spread is None
 
 
 def test_a_format_without_scales_has_no_histogram_and_a_tensor_scale_one():

@@ -609,6 +609,22 @@ def test_probabilities_in_chunks_are_refused(options, text, refused):
     assert not current().unnormalized_probs
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[asked]\ndv = "own_mxfp4"\n',
+        '[asked]\ndq = "mxfp8"\n[schedule]\ndq = "mxfp8 until 3, then own_mxfp4"\n',
+        '[asked]\ndk = "mixed"\n[operands]\n"dk.ds" = { quant_type = "own_mxfp4" }\n'
+        '"dk.query" = { quant_type = "mxfp8" }\n',
+    ],
+)
+def test_products_of_attentions_backward_pass_are_refused(options, text):
+    own_mxfp4()
+    options(text)
+    with pytest.raises(ValueError, match=r"^.*d[vqk] computes attention in chunks.*own_mxfp4"):
+        current()
+
+
 def test_random_numbers_of_the_padding_are_drawn_too():
     seen = []
 

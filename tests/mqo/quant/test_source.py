@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from mqo.quant import source
+from mqo.quant.formats import ATTENTION_BACKWARD
 from mqo.quant.source import Source, site_types, splice
 
 PLAIN = """
@@ -54,7 +55,7 @@ def test_the_patched_tree_says_what_its_modifier_reads(vendored):
     from mqo.overlay import literals
 
     said = {literal.site: literal.value for literal in literals.read(vendored.read(path))}
-    assert set(said) == {"qk", "pv"}
+    assert set(said) == {"qk", "pv", *ATTENTION_BACKWARD}
     assert site_types(str(vendored.root / path)) == said
 
 

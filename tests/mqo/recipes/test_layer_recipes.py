@@ -312,6 +312,31 @@ def test_attention_can_be_part_of_a_recipe(tmp_path):
         assert chosen.is_excluded(site, BLOCK.format(0) + layer)
 
 
+BACKWARD = """
+types = { qk = "mxint8", pv = "mxint8", qk_recompute = "mxint8", dv = "mxint8", dq = "mixed" }
+options = { smooth_key = true }
+[operands]
+"dq.ds" = { quant_type = "mxfp8_e5m2" }
+"dq.key" = { quant_type = "mxint8", rounding = "stochastic" }
+"""
+
+
+def test_products_of_attentions_backward_pass_have_types_and_rows(tmp_path):
+    recipe = read(tmp_path, BACKWARD)
+    types = run(recipe).quantization.types
+    assert types == dict.fromkeys(("fprop", "dgrad", "wgrad"), "none") | {
+        **dict.fromkeys(("qk", "pv", "qk_recompute", "dv"), "mxint8"),
+        "dq": "mixed",
+    }
+    core = specs(options(recipe), CORE, types)
+    rows = {key: (spec.spec.quant_type, spec.spec.rounding) for key, spec in core.items()}
+    assert rows["dq", "ds"] == ("mxfp8_e5m2", "nearest-even")
+    assert rows["dq", "key"] == ("mxint8", "stochastic")
+    assert core["qk_recompute", "key"].smooth
+    with pytest.raises(MqoError, match="--attention-gemms"):
+        run(recipe, attention_gemms="all")
+
+
 @pytest.mark.parametrize("mode", ["FA_mxfp8", "FA_mxfp4"])
 def test_only_one_of_mode_and_recipe_quantizes_attention(tmp_path, mode):
     with pytest.raises(MqoError, match="both quantize attention"):

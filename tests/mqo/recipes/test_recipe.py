@@ -7,6 +7,7 @@ from mqo.errors import MqoError, UnknownNameError
 from mqo.launch.config import resolve
 from mqo.launch.options import quant_toml
 from mqo.quant.config import parse
+from mqo.quant.formats import chosen_types
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.recipe import Recipe
 from mqo.quant.recipe_operands import INGREDIENTS, KEPT
@@ -118,7 +119,7 @@ def test_a_run_holds_the_table_and_its_literals(name):
     recipe = recipes.read(name)
     config = run(recipe)
     types = config.quantization.types
-    assert types == recipe.types.model_dump()
+    assert types == chosen_types(recipe.types.model_dump())
     assert (types["qk"], types["pv"]) == ("none", "none")
     options = parse(config.quant_toml(types))
     assert options.asked == types

@@ -56,7 +56,9 @@ def coverage(context: typer.Context, as_json: JsonOption = False, tree: TreeOpti
     args.dataset = args.dataset or next(iter(tables.datasets()))  # the sizes do not depend on it
     config = arguments.config_from(args, flags)
     result = program.of_config(project, settled(tree), Series.of_project(project), config)
-    names = {SITES[site].layer: layers for site, layers in result.layers_by_site().items()}
+    names: dict[str, list[str]] = {}
+    for site, layers in result.layers_by_site().items():
+        names.setdefault(SITES[site].layer, layers)
     check_layers(config, config.quantization.types, names)
     differing = program.differing_layers(config, result)
     facts = program.names(config) | result.as_table() | {"differing": differing}

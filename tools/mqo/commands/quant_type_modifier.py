@@ -16,7 +16,6 @@ from mqo import process
 from mqo.errors import FULL, DiskFullError, FormatError, MqoError
 from mqo.overlay.journal import STORE
 from mqo.overlay.quant_types import modifier
-from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.quant_types.modifier import Outcome, Report, SiteState
 from mqo.overlay.quant_types.sites import ABSENT
 from mqo.project import Project
@@ -31,6 +30,11 @@ SITE_HELP = {
     "wgrad": "weight gradient of linear layers",
     "qk": "attention scores",
     "pv": "weighted values of attention",
+    "qk_recompute": "attention scores, recomputed in the backward pass",
+    "dv": "gradient of attention's values",
+    "dp": "gradient of attention's probabilities",
+    "dq": "gradient of attention's queries",
+    "dk": "gradient of attention's keys",
 }
 EXIT_CODES = f"""
 T is one of {", ".join(QUANT_TYPES)}, or your own format.
@@ -78,8 +82,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise MqoError(
             f"The command line is invalid: {message}",
-            expected="--check, --restore, or one or more of --linear-quant T, --dgrad-quant T, "
-            "--wgrad-quant T, --qk-quant T and --pv-quant T",
+            expected="--check, --restore, or one or more of "
+            + ", ".join(f"--{name}-quant T" for name in modifier.OPTIONS.values()),
             help=f"`{modifier.COMMAND} --help` explains them",
         )
 
@@ -117,7 +121,9 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
     known = parser()
     options = known.parse_args(arguments)
     options.types = {
-        site: getattr(options, site) for site in SITES if getattr(options, site) is not None
+        site: getattr(options, site)
+        for site in modifier.OPTIONS
+        if getattr(options, site) is not None
     }
     commands = [options.check, options.restore, bool(options.types)]
     if sum(commands) != 1:
@@ -189,9 +195,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def _table(report: Report) -> str:
     width = max(5, *(len(_shown(state)) for state in report.sites))
-    lines = [str(report.root), f"{'site':5}  {'type':{width}}  where"]
+    name = max(5, *(len(state.site.name) for state in report.sites))
+    lines = [str(report.root), f"{'site':{name}}  {'type':{width}}  where"]
     for state in report.sites:
-        lines += _row(state, width)
+        lines += _row(state, name, width)
     for kind, texts in (("due", report.due), ("note", report.notes)):
         lines += [line for text in texts for line in _wrap(f"{kind}: {text}", 6)]
     return "\n".join(lines)
@@ -203,13 +210,14 @@ def _shown(state: SiteState) -> str:
     return (state.type or ("-" if state.site.note == ABSENT else "?")) + unknown
 
 
-def _row(state: SiteState, width: int) -> list[str]:
+def _row(state: SiteState, name: int, width: int) -> list[str]:
     """Return one line if the notes fit, else the notes on lines below."""
     site = state.site
-    row = f"{site.name:5}  {_shown(state):{width}}  {site.path}:{site.line}"
+    row = f"{site.name:{name}}  {_shown(state):{width}}  {site.path}:{site.line}"
     note = _note(state)
     whole = f"{row}  {note}".rstrip()
-    return [whole] if len(whole) <= WIDTH or not note else [row, *_wrap(note, 14, first=14)]
+    indent = name + 9
+    return [whole] if len(whole) <= WIDTH or not note else [row, *_wrap(note, indent, first=indent)]
 
 
 def _note(state: SiteState) -> str:

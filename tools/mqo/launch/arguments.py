@@ -177,6 +177,7 @@ def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
         parser.set_defaults(
             front_end=True, gemms="fprop", linear_quantization=None, attention_quantization=None
         )
+        parser.set_defaults(attention_gemms="forward")
         parser.add_argument("--without", help=argparse.SUPPRESS, action="append", default=[])
         parser.set_defaults(recipe=None, with_=[], allow_mostly_unquantized=False)
         return
@@ -189,6 +190,10 @@ def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
     add = parser.add_argument
     add(MODE, "--mode", metavar="MODE", help=f"a mode, or '{SOURCE}' for the types in the tree")
     add("--gemms", default="fprop", metavar="WHICH", help=which)
+    backward = (
+        "products of attention to quantize: forward, or all (also those of its backward pass)"
+    )
+    add("--attention-gemms", default="forward", metavar="WHICH", help=f"{backward} {_DEFAULT}")
     add("--linear-quantization", metavar="T", help=linear)
     add("--attention-quantization", metavar="T", help=attention)
     recipe = "recipe that sets how each operand of linear layers is quantized: a name of "
@@ -243,6 +248,7 @@ def config_from(
         tables.check_choice("quantization of attention", mode, _modes(front_end=True))
     tables.check_dtype(args.dtype)
     tables.check_gemms(args.gemms)
+    tables.check_attention_gemms(args.attention_gemms)
     where = {name: getattr(args, name) for name in Cluster.model_fields}
     training = tables.pick(tables.trainings(), "training configuration", args.training_config)
     gpus = 0 if training.is_smoke else (machine or detect()).gpus
@@ -250,7 +256,7 @@ def config_from(
     recipe, without = _recipe(args)
     outputs = ("checkpoint", "tensorboard")
     plain = (
-        *("dtype", "gemms", "name", "model_class", *outputs),
+        *("dtype", "gemms", "attention_gemms", "name", "model_class", *outputs),
         *("teacher", "distillation_config", "megatron"),
     )
     config = resolve(

@@ -23,7 +23,7 @@ from mqo.launch.own_formats import declare_formats, format_rows, own_rows, used_
 from mqo.launch.plugins import RunPlugin, declare_rows, labels, plugins_of, toml_rows, used
 from mqo.launch.user_paths import absolute_paths
 from mqo.matrix import layer_pattern, tables
-from mqo.matrix.tables import NONE, Dataset, Dtype, Gemms, Mode, Model, Training
+from mqo.matrix.tables import NONE, AttentionGemms, Dataset, Dtype, Gemms, Mode, Model, Training
 from mqo.quant.own_formats import FormatRow
 from mqo.quant.recipe import Recipe
 from mqo.run_records import damaged
@@ -99,6 +99,7 @@ class Quantization(_Section):
     mode: str
     types: dict[str, str] | None = None
     gemms: Gemms = "fprop"
+    attention_gemms: AttentionGemms = "forward"
     schedule: tuple[str, ...] = ()
     libraries: tuple[LibraryQuantization, ...] = ()
     recipe: Recipe | None = None
@@ -295,6 +296,7 @@ def resolve(
     *,
     dtype: Dtype | None = None,
     gemms: Gemms = "fprop",
+    attention_gemms: AttentionGemms = "forward",
     linear: str | None = None,
     attention: str | None = None,
     recipe: Recipe | None = None,
@@ -317,9 +319,14 @@ def resolve(
     experiment_fields, quantization_fields, placement_fields, recording_fields = _by_part(rest)
     experiment = _experiment(model, dataset, training, dtype, experiment_fields)
     mode = _mode(quantization, linear, attention)
-    types = mode.types(gemms) if mode else None
+    if mode is None and attention_gemms != "forward":
+        raise MqoError(
+            f"--attention-gemms {attention_gemms} changes nothing: the types are those in the tree",
+            expected=f"a mode other than {SOURCE}, or --attention-gemms forward",
+        )
+    types = mode.types(gemms, attention_gemms) if mode else None
     if recipe is not None:
-        _check_conflicts(recipe, mode, gemms, options)
+        _check_conflicts(recipe, mode, gemms, attention_gemms, options)
         types, gemms = (types or {}) | recipe.types.by_site(), "all"
         options = recipe.options | options
     saves = bool(
@@ -339,6 +346,7 @@ def resolve(
             mode=mode.name if mode else SOURCE,
             types=types,
             gemms=gemms,
+            attention_gemms=attention_gemms,
             recipe=recipe,
             formats=used_formats(own_rows(), None if types is None else names),
             plugins=used(own, names),
@@ -442,9 +450,13 @@ def block_layers(experiment: Experiment) -> tuple[range, ...]:
 
 
 def _check_conflicts(
-    recipe: Recipe, mode: Mode | None, gemms: Gemms, options: dict[str, Any]
+    recipe: Recipe,
+    mode: Mode | None,
+    gemms: Gemms,
+    attention_gemms: AttentionGemms,
+    options: dict[str, Any],
 ) -> None:
-    """Raise MqoError if mode, `gemms` or options set what the recipe sets."""
+    """Raise MqoError if mode, choices of GEMMs or options set what the recipe sets."""
     if mode is None or mode.linear != NONE:
         cause = f"the mode {mode.name} quantizes linear layers" if mode else "it was 'source'"
         raise MqoError(
@@ -460,6 +472,12 @@ def _check_conflicts(
         raise MqoError(
             f"--gemms {gemms} cannot be combined with the recipe {recipe.name}",
             expected="no --gemms: a recipe has a type for each GEMM",
+        )
+    if recipe.types.of_attention and attention_gemms != "forward":
+        raise MqoError(
+            f"--attention-gemms {attention_gemms} cannot be combined with the recipe "
+            f"{recipe.name}, which has types for attention",
+            expected="no --attention-gemms",
         )
     if options.get("save_activations") == "packed" and recipe.types.fprop == NONE:
         raise MqoError(

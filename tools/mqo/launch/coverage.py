@@ -129,7 +129,8 @@ def check_share(config: RunConfig, coverage: Coverage) -> None:
 def as_text(config: RunConfig, coverage: Coverage) -> str:
     """Return the text of coverage.txt: the run's names, the table, and layers that differ."""
     experiment, quant = config.experiment, config.quantization
-    which = () if quant.recipe else (f"{quant.gemms} GEMMs",)
+    which = [] if quant.recipe else [f"{quant.gemms} GEMMs"]
+    which += ["all attention GEMMs"] if quant.attention_gemms == "all" else []
     names = (experiment.model_name, config.mode_label, *which, experiment.training.name)
     differing = differing_layers(config, coverage)
     more = [row for line in differing for row in textwrap.wrap(line, WIDTH, subsequent_indent="  ")]
@@ -156,6 +157,7 @@ def names(config: RunConfig) -> dict[str, Any]:
     experiment, quant = config.experiment, config.quantization
     table = {"model": experiment.model_name, "training": experiment.training.name}
     table |= {"dtype": experiment.dtype, "mode": quant.mode, "gemms": quant.gemms}
+    table |= {"attention_gemms": quant.attention_gemms}
     return table | {"recipe": quant.recipe.label if quant.recipe else None}
 
 

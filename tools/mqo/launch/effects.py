@@ -108,6 +108,14 @@ def _faults(
             f"{has}",
             "a mode that quantizes linear layers",
         )
+    if quant.attention_gemms == "all" and {types.get(site, NONE) for site in ("qk", "pv")} == {
+        NONE
+    }:
+        yield (
+            f"--attention-gemms all changes nothing: {quant.mode} quantizes no product of "
+            f"attention; this run has {has}",
+            "a mode that quantizes attention",
+        )
     for site in option_table.emptied_sites(resolved, layers or {}):
         yield (
             f"The type of {site} changes nothing: --include and --exclude leave out all its layers",

@@ -25,14 +25,14 @@ from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.program import ask
 from mqo.project import Project
-from mqo.quant.formats import QUANT_TYPES
+from mqo.quant.formats import ATTENTION_BACKWARD, QUANT_TYPES
 from mqo.quant.own_formats import FormatRow
 from mqo.run_records import QuantToml, damaged, parsed
 from mqo.runs import RunFolder, checkpoints_of
 
 EVALUATE = "tools/evaluate.py"
 AS_TRAINED = "as trained"
-BACKWARD = ("dgrad", "wgrad")  # sites that no evaluation runs
+BACKWARD = ("dgrad", "wgrad", *ATTENTION_BACKWARD)  # sites that no evaluation runs
 _ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 

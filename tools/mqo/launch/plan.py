@@ -209,7 +209,9 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
         raise MqoError(f"The options of the run are not valid: {error}") from None
-    rounded = types.get("pv", NONE) != NONE or "pv" in schedules(types, quant.schedule)
+    chunked = {"pv", *formats.ATTENTION_BACKWARD}
+    rounded = any(types.get(site, NONE) != NONE for site in chunked)
+    rounded = rounded or bool(chunked & schedules(types, quant.schedule).keys())
     attention: Attention = "chunked" if rounded else "fused"
     spec = options.operand_spec("pv", "probs", "", types.get("pv", NONE)).spec
     by_tensor = rounded and spec.scales_by_tensor

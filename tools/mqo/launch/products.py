@@ -25,14 +25,14 @@ AUTOGRAD = "autograd computes it: this backward pass has no site"
 NO_SITE = "no site wraps it"
 EXPERT = ".local_experts."
 EVEN_EXPERTS = "experts: tokens are assumed to be spread evenly; in a run the router decides"
-FULL_SCORES = "qk and pv: all s x s scores, masked ones too, as local attention computes them"
+FULL_SCORES = "attention: all s x s scores, masked ones too, as local attention computes them"
 
 
 @dataclass(frozen=True)
 class Product:
     """`calls` times `batch` products of [m, k] by [k, n] in one layer, `flops` in total.
 
-    `gemm` is a site or an operation, or either with " backward" for its product in autograd.
+    `gemm` is a site or an operation, with " backward" for its product in autograd.
     `quant_type` is the layer's type at that site, or None without a site. `plain` are the operands
     that a recipe or another library leaves unquantized.
     """

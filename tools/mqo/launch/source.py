@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mqo.errors import OverlayError
@@ -55,6 +56,7 @@ def take_source(folder: RunFolder, tree: Tree, series: Series, config: RunConfig
         shot = Snapshot(tree, present, present)
     else:
         shot = snapshot(tree, folder.source, types=types, without=placed.without, series=series)
+        shot = replace(shot, types=formats.chosen_types(shot.types))
         _check_program(shot.tree, config)
         if placed.megatron is None:
             bytecode.share(tree, folder.source)
@@ -98,6 +100,7 @@ def types_of(tree: Tree) -> dict[str, str]:
     """
     manifest = tree.manifest()
     types = types_in(tree, manifest) if manifest else said_by_hand(tree)
+    types = formats.chosen_types(types)
     for site, value in types.items():
         if value not in formats.source_types():
             raise OverlayError(

@@ -19,6 +19,7 @@ from mqo.quant.plugins import PLUGINS
 HERE = Path(__file__).parent
 Dtype = Literal["fp32", "bf16", "fp16"]
 Gemms = Literal["fprop", "all"]
+AttentionGemms = Literal["forward", "all"]
 # Of MLPs: SwiGLU has a gate, and squared ReLU, max(x, 0)², has none.
 Activation = Literal["swiglu", "squared_relu"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -28,6 +29,7 @@ LINEAR_SITES: Mapping[Gemms, tuple[str, ...]] = {
     "fprop": ("fprop",),
     "all": tuple(name for name, site in formats.SITES.items() if site.layer == formats.LINEAR),
 }
+MODE_SITES = tuple(site for site in SITES if site not in formats.ATTENTION_BACKWARD)
 ATTENTION_SITES = tuple(site for site in SITES if site not in LINEAR_SITES["all"])
 NONE = formats.NONE
 UNQUANTIZED = "bf16"  # the mode, which is independent of a run's dtype
@@ -396,10 +398,18 @@ class Mode(NamedRow):
         """Return the types of linear layers, QK and PV, which are equal for equal modes."""
         return self.linear, self.qk, self.pv
 
-    def types(self, gemms: Gemms = "fprop") -> dict[str, str]:
-        """Return {site: type} for all five sites."""
-        types = dict.fromkeys(SITES, NONE) | {"qk": self.qk, "pv": self.pv}
-        return types | dict.fromkeys(LINEAR_SITES[gemms], self.linear)
+    def types(
+        self, gemms: Gemms = "fprop", attention_gemms: AttentionGemms = "forward"
+    ) -> dict[str, str]:
+        """Return {site: type}; with attention_gemms "all", also of attention's backward pass.
+
+        A product of the backward pass has the type of the product whose gradients it belongs to.
+        """
+        types = dict.fromkeys(MODE_SITES, NONE) | {"qk": self.qk, "pv": self.pv}
+        types |= dict.fromkeys(LINEAR_SITES[gemms], self.linear)
+        backward = formats.ATTENTION_BACKWARD if attention_gemms == "all" else ()
+        of_backward = {site: types[formats.SITES[site].backward_of] for site in backward}
+        return types | formats.chosen_types(of_backward)
 
 
 class Family(NamedRow):
@@ -626,6 +636,12 @@ def check_gemms(name: str) -> Gemms:
     """Return a choice of GEMMs; UnknownNameError if the name is unknown."""
     check_choice("choice of GEMMs", name, tuple(LINEAR_SITES))
     return cast(Gemms, name)
+
+
+def check_attention_gemms(name: str) -> AttentionGemms:
+    """Return a choice of attention's products; UnknownNameError if the name is unknown."""
+    check_choice("choice of attention's products", name, get_args(AttentionGemms))
+    return cast(AttentionGemms, name)
 
 
 def check_dtype(name: str | None) -> Dtype | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mqo.quant import excludes
-from mqo.quant.formats import NONE, SITES, check_choice
+from mqo.quant.formats import ATTENTION_BACKWARD, NONE, SITES, check_choice
 from mqo.quant.operand_table import FPROP
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.quant_config import QuantConfig
@@ -96,6 +96,7 @@ def check_own_types(config: QuantConfig) -> None:
             "in Python, which has none; valid: 'full'"
         )
     _check_estimators(config)
+    _check_attention_backward(config)
     if not config.unnormalized_probs:
         return
     rules = [r.assigned for r in config.rules if excludes.is_for(r.layers, SITES["pv"])]
@@ -109,6 +110,22 @@ def check_own_types(config: QuantConfig) -> None:
             f"[quantizer] unnormalized_probs = true needs attention in chunks, and {min(of_probs)} "
             "is a quantizer in Python, which takes all probabilities; valid: false"
         )
+
+
+def _check_attention_backward(config: QuantConfig) -> None:
+    """Raise ValueError for a custom quantizer in the products of attention's backward pass."""
+    for name in ATTENTION_BACKWARD:
+        site = SITES[name]
+        types = {phase.quant_type for phase in config.phases(name)} - {NONE}
+        rules = [rule.assigned for rule in config.rules if excludes.is_for(rule.layers, site)]
+        for operand in (site.lhs, site.rhs):
+            for kind in types:
+                specs = [config.spec_in(name, operand, kind, way).spec for way in (None, *rules)]
+                if own := [spec.quant_type for spec in specs if spec.plugin]:
+                    raise ValueError(
+                        f"{name} computes attention in chunks, and {own[0]} is a quantizer in "
+                        "Python, which takes the whole operand; valid: formats"
+                    )
 
 
 def _check_estimators(config: QuantConfig) -> None:

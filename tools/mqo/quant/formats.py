@@ -173,7 +173,8 @@ class Family:
 class GemmSite:
     """One GEMM of the model: the names of its two operands and their contraction axes.
 
-    `layer` is the kind of layer that it belongs to, LINEAR or ATTENTION.
+    `layer` is the kind of layer that it belongs to, LINEAR or ATTENTION. `backward_of` is the site
+    whose gradients it belongs to, for the products of attention's backward pass; else ''.
     """
 
     name: str
@@ -182,6 +183,7 @@ class GemmSite:
     lhs_axis: int
     rhs: str
     rhs_axis: int
+    backward_of: str = ""
 
     def operand(self, side: str) -> tuple[str, int]:
         """Return the name and the contraction axis of an operand, "lhs" or "rhs"."""
@@ -225,6 +227,18 @@ def register_format(row: Format) -> None:
     """Make a format of a user a type (own_formats.py)."""
     note_registration()
     FORMATS[row.name] = row
+
+
+def chosen_types(types: Mapping[str, str]) -> dict[str, str]:
+    """Return {site: type} in the order of SITES, as runs record it.
+
+    Products of attention's backward pass without a type are left out.
+    """
+    return {
+        site: types[site]
+        for site in SITES
+        if site in types and (types[site] != NONE or site not in ATTENTION_BACKWARD)
+    }
 
 
 def check_type(name: object) -> None:
@@ -271,6 +285,14 @@ def format_of_row(
     return result
 
 
+def site_of(name: str, row: dict[str, Any]) -> GemmSite:
+    """Return the site of a row."""
+    lhs, lhs_axis = row["lhs"]
+    rhs, rhs_axis = row["rhs"]
+    backward_of = row.get("backward_of", "")
+    return GemmSite(name, row["layer"], lhs, lhs_axis, rhs, rhs_axis, backward_of)
+
+
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 BLOCK_SIZES: tuple[int, ...] = tuple(_FILE["block_sizes"])
 SCALE_RULES_OF = {kind: tuple(rules) for kind, rules in _FILE["scale_rules"].items()}
@@ -286,10 +308,8 @@ SCALE_BYTES: dict[str, int] = _FILE["scale_bytes"]
 ELEMENTS = {name: element_of(name, row) for name, row in _FILE["elements"].items()}
 FORMATS = {name: format_of_row(name, row, ELEMENTS) for name, row in _FILE["formats"].items()}
 FAMILIES = {name: Family(name, **row) for name, row in _FILE["families"].items()}
-SITES = {
-    name: GemmSite(name, row["layer"], *row["lhs"], *row["rhs"])
-    for name, row in _FILE["sites"].items()
-}
+SITES = {name: site_of(name, row) for name, row in _FILE["sites"].items()}
+ATTENTION_BACKWARD = tuple(name for name, site in SITES.items() if site.backward_of)
 
 # What `source_types` and `tensor_types` return without the formats and quantizers of a user.
 QUANT_TYPES = (NONE, *FORMATS, *FAMILIES)

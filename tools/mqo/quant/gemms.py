@@ -1,11 +1,18 @@
 """Quantize the two operands of each GEMM; patched Megatron calls this module.
 
-    site   product                          sums over
-    fprop  y = x weight^T                   input features
-    dgrad  dx = grad weight                 output features
-    wgrad  dweight = grad^T x               tokens
-    qk     scores = query key^T             features of a head
-    pv     context = probs value            keys
+    site          product                   sums over
+    fprop         y = x weight^T            input features
+    dgrad         dx = grad weight          output features
+    wgrad         dweight = grad^T x        tokens
+    qk            scores = query key^T      features of a head
+    pv            context = probs value     keys
+    qk_recompute  scores = query key^T      features of a head
+    dv            dvalue = probs^T grad     queries
+    dp            dprobs = grad value^T     features of a head
+    dq            dquery = ds key           keys
+    dk            dkey = ds^T query         queries
+
+The last five are those of attention's backward pass; ds is the gradient of the scores.
 
 Blocks and scales run along the axis that a product sums over, which `[sites]` in formats.toml lists
 for each operand. patches/quant_sites.py inserts the calls into Megatron's source, as in
@@ -20,9 +27,9 @@ it.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -31,9 +38,10 @@ from torch.nn import Parameter
 from mqo.quant.backend import fake_quantize, is_fake
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
+from mqo.quant.gradient_noise import WatchedOperand, sample_gradient
 from mqo.quant.hadamard import inverse, transform
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
-from mqo.quant.operand_table import FPROP
+from mqo.quant.operand_table import FPROP, WGRAD
 from mqo.quant.packed_activations import save_packed
 from mqo.quant.parts import OperandParts
 from mqo.quant.plugin_calls import call
@@ -61,6 +69,7 @@ class GemmOperands:
     """The operands of a GEMM; in this base class they are not quantized, and are not changed."""
 
     __slots__ = ("quantization",)
+    has_type: ClassVar[bool] = False
 
     def __init__(self, quantization: Quantization = PROCESS) -> None:
         self.quantization = quantization
@@ -89,9 +98,13 @@ class GemmOperands:
     ) -> OperandParts:
         """Return a quantizer that takes the left operand in parts.
 
-        `shape` and `amax` are those of the whole operand. Quantization is along its last axis.
+        `shape` and `amax` are those of the whole operand.
         """
         return OperandParts(self.quantization, ("", "", ""), QuantSpec(NONE), shape)
+
+    def lhs_needs_amax(self) -> bool:
+        """Return whether `lhs_parts` reads the amax of the left operand."""
+        return False
 
     def has_estimator(self, side: str) -> bool:
         """Return whether the quantizer of an operand, "lhs" or "rhs", computes its gradient."""
@@ -114,8 +127,11 @@ class QuantizedOperands(GemmOperands):
     transform's size. `repeats` is the number of query heads that share a key and a value. Gradients
     use the straight-through estimator, also for elements that saturate. `alphas` are the factors
     that the operands exclude; None if they include them. With `joins_terms`, the terms of a sum are
-    joined along the contraction axis; otherwise they are added.
+    joined along the contraction axis; otherwise they are added. `watched` has the operands of a
+    wgrad whose noise is measured, until both are known.
     """
+
+    has_type: ClassVar[bool] = True
 
     quantization: Quantization
     site: GemmSite
@@ -125,6 +141,7 @@ class QuantizedOperands(GemmOperands):
     repeats: int = 1
     alphas: Alphas | None = None
     joins_terms: bool = False
+    watched: dict[str, WatchedOperand] = field(default_factory=dict)
 
     @property
     def options(self) -> QuantConfig:
@@ -158,12 +175,13 @@ class QuantizedOperands(GemmOperands):
         self, shape: tuple[int, int, int], amax: float, device: torch.device
     ) -> OperandParts:
         """Return a quantizer that takes the left operand in parts, as the base class does."""
-        operand = self.site.lhs
+        operand, axis = self.site.lhs, self.site.lhs_axis
         spec = self._operand_spec(operand).spec
         if spec.plugin:
             raise ValueError(
                 f"{self.layer} computes attention in chunks, and {spec.quant_type} is a quantizer "
-                "in Python. Expected: --attention-backend unfused, or another type for pv"
+                "in Python. Expected: --attention-backend unfused, or another type for "
+                f"{self.site.name}"
             )
         needed, alpha = None, None
         if spec.scales_by_tensor:
@@ -171,7 +189,11 @@ class QuantizedOperands(GemmOperands):
         if self.alphas:
             self.alphas.lhs = alpha = alpha_of(amax, spec)
         key, seed = self._key(operand), self._seed(operand, spec)
-        return OperandParts(self.quantization, key, spec, shape, seed, needed, alpha)
+        return OperandParts(self.quantization, key, spec, shape, seed, needed, alpha, axis)
+
+    def lhs_needs_amax(self) -> bool:
+        """Return whether the left operand is scaled by its amax, as the base class does."""
+        return self._operand_spec(self.site.lhs).spec.scales_by_tensor
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Store the micro-batch in `ctx`, and replace the activation by codes if it is packed.
@@ -221,6 +243,7 @@ class QuantizedOperands(GemmOperands):
                 "auto`, without dropout, sliding window and softmax offset"
             )
         if not operand_spec.changes:
+            self._watch_gradient(side, tensor, tensor)
             return tensor
         quantize = partial(self._quantize, side, operand_spec)
         if spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
@@ -235,12 +258,22 @@ class QuantizedOperands(GemmOperands):
             rounded = self._in_fprop(operand, original, key)
         else:
             rounded = self._rounded(side, operand_spec, original, key)
+        self._watch_gradient(side, original, rounded.value())
         if self.alphas is None or (rounded.rest and not self.joins_terms):
             return rounded.value().to(original.dtype)
         setattr(self.alphas, side, rounded.alpha)
         setattr(self.alphas, f"{side}_rest", tuple(term.alpha for term in rounded.rest))
         tensors = [term.tensor.to(original.dtype) for term in rounded.terms]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=axis)
+
+    def _watch_gradient(self, side: str, original: Tensor, rounded: Tensor) -> None:
+        """Measure the noise of wgrad's product, if this step does, when both operands are known."""
+        recorder = self.quantization.recorder
+        if self.site.name == WGRAD and recorder.has_gradients:
+            self.watched[side] = WatchedOperand(original, rounded)
+            if len(self.watched) == 2:
+                sample = sample_gradient(self.watched.pop("lhs"), self.watched.pop("rhs"))
+                recorder.observe_gradient(self.layer, self.quant_type, sample)
 
     def _rounded(
         self, side: str, operand_spec: OperandSpec, original: Tensor, recorded: Operand | None

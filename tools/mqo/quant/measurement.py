@@ -22,7 +22,8 @@ T = TypeVar("T", bound=Any)  # with a `key`
 class Sums(NamedTuple):
     """The sums of a tensor, on its device.
 
-    totals: float64 [signal, noise, elements, nonzero, underflowed, saturated]. amax: float64 [].
+    totals: float64 [signal, noise, rounded, elements, nonzero, underflowed, saturated], where
+    rounded is the sum of q². amax: float64 [].
     scales: int64 [BINS], the number of blocks by the exponent of their scale.
     """
 
@@ -63,10 +64,11 @@ def measure(
 
 
 def _energies(original: Tensor, quantized: Tensor) -> Tensor:
-    """Return [sum x², sum (x - q)²] in float64, on the tensors' device."""
+    """Return [sum x², sum (x - q)², sum q²] in float64, on the tensors' device."""
     # The norm converts element by element, without a float64 copy of an s x s score matrix.
     error = original.float() - quantized.float()
-    norms = [torch.linalg.vector_norm(t, dtype=torch.float64) for t in (original, error)]
+    tensors = (original, error, quantized)
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
     return torch.stack(norms).square()
 
 
@@ -89,16 +91,17 @@ def _histogram(scales: Scales, spec: QuantSpec) -> Tensor:
     return bins.scatter_add_(0, exponents, torch.ones_like(exponents))
 
 
-_SUMS = ("signal", "noise", "elements", "nonzero", "underflowed", "saturated")
+_SUMS = ("signal", "noise", "rounded", "elements", "nonzero", "underflowed", "saturated")
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One operand of one layer's GEMM in one step, all its calls together.
 
-    `signal` and `noise` are sums of x² and (x - q)². `underflowed` counts nonzero elements that
-    became zero, `saturated` those beyond the format's largest value under their block's scale.
-    `scales` counts blocks by the exponent of their scale, 128 for NaN; empty without scales.
+    `signal`, `noise` and `rounded` are sums of x², (x - q)² and q². `underflowed` counts nonzero
+    elements that became zero, `saturated` those beyond the format's largest value under their
+    block's scale. `scales` counts blocks by the exponent of their scale, 128 for NaN; empty without
+    scales.
     """
 
     site: str
@@ -107,6 +110,7 @@ class Measurement:
     quant_type: str
     signal: float
     noise: float
+    rounded: float
     elements: float
     nonzero: float
     underflowed: float
@@ -132,6 +136,26 @@ class Measurement:
     def sqnr_db(self) -> float | None:
         """The SQNR in dB, as `decibels` returns it."""
         return decibels(self.signal, self.noise)
+
+    @property
+    def bias(self) -> float:
+        """The mean change of a value relative to it, weighted by x²: sum x (q - x) / sum x².
+
+        0 for unbiased rounding; negative if rounding shrinks values.
+        """
+        # x (q - x) = (q² - x² - (x - q)²) / 2
+        change = (self.rounded - self.signal - self.noise) / 2
+        return change / self.signal if self.signal else 0.0
+
+    @property
+    def scale_spread(self) -> float | None:
+        """The standard deviation of the exponents of scales, in powers of two; None without any."""
+        counts = {e: count for e, count in self.scales.items() if e != SCALE_EXPONENT_NAN}
+        total = sum(counts.values())
+        if not total:
+            return None
+        mean = sum(e * count for e, count in counts.items()) / total
+        return math.sqrt(sum(n * (e - mean) ** 2 for e, n in counts.items()) / total)
 
     @property
     def underflow(self) -> float:

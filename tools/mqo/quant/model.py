@@ -12,7 +12,15 @@ from torch import nn
 
 from mqo.quant import excludes
 from mqo.quant.attention import attention_modules, select
-from mqo.quant.formats import ATTENTION, LINEAR, NONE, check_choice, check_type, types
+from mqo.quant.formats import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    LINEAR,
+    NONE,
+    check_choice,
+    check_type,
+    types,
+)
 from mqo.quant.layer_rules import LayerRule
 from mqo.quant.linear import QuantLinear
 from mqo.quant.plugin_rows import PluginRow
@@ -78,6 +86,11 @@ def quantize_model(
     for quant_type in (qk, pv):
         check_type(quant_type)
     chosen = _recipe(recipe)
+    if backward := [s for s in ATTENTION_BACKWARD if getattr(chosen.types, s) != NONE]:
+        raise ValueError(
+            f"{chosen.label} has types for products of attention's backward pass "
+            f"({', '.join(backward)}), which autograd computes here; valid: 'none' for them"
+        )
     if chosen.types.of_attention:
         if {qk, pv} != {NONE}:
             raise ValueError(f"{chosen.label} has types for attention; valid: no qk and pv")

@@ -32,6 +32,8 @@ from mqo.quant.plugins import is_value
 OPERANDS = tuple(f"{s.name}.{operand}" for s in SITES.values() for operand in (s.lhs, s.rhs))
 LEAST_GAIN, LARGEST_GAIN = 2.0**-10, 2.0
 FPROP = "fprop"
+WGRAD = "wgrad"
+GRADIENTS = ("grad", "ds")
 # The operands of the backward pass that the forward pass rounds, too.
 _ROUNDED_IN_FPROP = ("dgrad.weight", "wgrad.x")
 _VALID: dict[str, tuple[Any, ...]] = {
@@ -130,7 +132,7 @@ def member(quant_type: str, operand: str) -> str | None:
     family = FAMILIES.get(quant_type)
     if family is None:
         return quant_type
-    return family.gradients if operand == "grad" else family.others
+    return family.gradients if operand in GRADIENTS else family.others
 
 
 def row_of(where: str, kind: type, table: object) -> Any:

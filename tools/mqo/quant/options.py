@@ -136,6 +136,10 @@ class Options:
         "measure the quantizers in the first and every Nth iteration; 0: never",
         **_N,
     )
+    gradient_noise: bool = _record(
+        *("--gradient-noise", False, _SWITCH),
+        "also measure the quantization noise of weight gradients",
+    )
     dump: tuple[int, ...] = _record(
         *("--dump", (), _check_dump, "save the operands of this iteration, for `mqo stats`"),
         kind=int,

@@ -17,11 +17,12 @@ from mqo.quant.tensor_amax import largest
 
 @dataclass(frozen=True)
 class OperandParts:
-    """Quantizes parts of an operand [matrices, rows, size] along its last axis.
+    """Quantizes parts of an operand [matrices, rows, size] along its last axis, or its rows.
 
     key: site, layer and operand. shape: that of the whole operand. seed: for stochastic rounding.
     amax: that of the whole operand, float32 [], for formats that scale by it. alpha: the scale of
-    the tensor, if quantized parts exclude it.
+    the tensor, if quantized parts exclude it. axis: -1, or -2 for blocks along the rows; then a
+    part begins at a multiple of `row_block` rows, and ends at one or at the last row.
     """
 
     quantization: Quantization
@@ -31,11 +32,17 @@ class OperandParts:
     seed: int | None = None
     amax: Tensor | None = None
     alpha: float | None = None
+    axis: int = -1
 
     @property
     def block(self) -> int:
         """Elements that share a scale: a row may end at a multiple of it if only zeros follow."""
-        return self.spec.block or 1
+        return self.spec.block or 1 if self.axis == -1 else 1
+
+    @property
+    def row_block(self) -> int:
+        """Rows that share a scale: a part must have all of them."""
+        return self.spec.block or 1 if self.axis == -2 else 1
 
     @property
     def needs_whole_rows(self) -> bool:
@@ -45,7 +52,8 @@ class OperandParts:
     @property
     def is_watched(self) -> bool:
         """Whether parts are now measured or kept, zeros too."""
-        return self.quantization.recorder.measuring or self.quantization.recorder.dumping
+        recorder = self.quantization.recorder
+        return self.spec.quant_type != NONE and (recorder.measuring or recorder.dumping)
 
     def quantize(self, part: Tensor, matrix: int, row: int, out: Tensor) -> Tensor:
         """Quantize a part [m, r, n] that begins at this matrix and row into `out`; return `out`.
@@ -59,11 +67,11 @@ class OperandParts:
         if amax is not None:
             amax = torch.maximum(amax, largest(part))  # propagate a NaN in formats without its code
         if self.seed is None:
-            return fake_quantize(part, spec, out=out, amax=amax)
+            return fake_quantize(part, spec, axis=self.axis, out=out, amax=amax)
         _, rows, size = self.shape
         for i, (x, rounded) in enumerate(zip(part, out, strict=True)):
             seed = skipped(self.seed, ((matrix + i) * rows + row) * size)
-            fake_quantize(x, spec, out=rounded, seed=seed, amax=amax)
+            fake_quantize(x, spec, axis=self.axis, out=rounded, seed=seed, amax=amax)
         return out
 
     def observe(self, part: Tensor, quantized: Tensor, matrix: int, row: int) -> None:
@@ -75,7 +83,7 @@ class OperandParts:
         self.quantization.recorder.observe(
             *self.key,
             self.spec,
-            -1,
+            self.axis,
             part,
             Rounded(quantized, self.amax, 1.0 if self.alpha is None else self.alpha),
             calls=int(matrix == row == 0),

@@ -16,6 +16,9 @@ from mqo.quant.plugins import PLUGINS, registrations
 from mqo.quant.schedule import Phase, Schedule
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
 
+# What --smooth-key smooths: the keys of a product whose result only the softmax reads.
+_SMOOTHED = ("qk.key", "qk_recompute.key")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -138,7 +141,7 @@ class QuantConfig(Options):
                 f"{site} is '{site_type}', and [operands] has no quant_type for {name}"
             )
         hadamard = Hadamard(row.hadamard, row.signs or "fixed") if row.hadamard else None
-        smooth = self.smooth_key and name == "qk.key" and kind != NONE
+        smooth = self.smooth_key and name in _SMOOTHED and kind != NONE
         return OperandSpec(self._spec(kind, row), hadamard, row.gain, smooth, row.source)
 
     def _spec(self, quant_type: str, row: OperandRow) -> QuantSpec:

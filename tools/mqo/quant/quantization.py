@@ -59,7 +59,8 @@ class Quantization:
 
     def begin_step(self, iteration: int) -> None:
         """Start an iteration, counted from 1; options select those to measure or keep."""
-        self.recorder.begin_step(iteration, self.options.every, self.options.dump)
+        options = self.options
+        self.recorder.begin_step(iteration, options.every, options.dump, options.gradient_noise)
 
     @contextmanager
     def extra_pass(self) -> Iterator[None]:

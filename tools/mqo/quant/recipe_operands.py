@@ -30,6 +30,11 @@ class Types(FrozenModel):
     wgrad: str = NONE
     qk: str = NONE
     pv: str = NONE
+    qk_recompute: str = NONE
+    dv: str = NONE
+    dp: str = NONE
+    dq: str = NONE
+    dk: str = NONE
 
     @field_validator("*")
     @classmethod
@@ -45,7 +50,7 @@ class Types(FrozenModel):
     def by_site(self) -> dict[str, str]:
         """Return {site: type} of linear layers, and of attention if it has a type."""
         sites = (*LINEAR_SITES, *ATTENTION_SITES) if self.of_attention else LINEAR_SITES
-        return {site: getattr(self, site) for site in sites}
+        return formats.chosen_types({site: getattr(self, site) for site in sites})
 
 
 class OperandTable(FrozenModel):

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from mqo.quant.formats import SITES
+from mqo.quant.gradient_noise import GradientSample
 from mqo.quant.measurement import Measurement, Sums, decibels, measure, merged
+from mqo.quant.operand_table import WGRAD
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
 
 # Replaces the quant type in the records of a layer that the run leaves unquantized.
 EXCLUDED = "excluded"
+GRADIENT = "gradient"  # the product of wgrad, in its records
 
 Key = tuple[str, str, str, str]
 # The position of a part: the whole operand's shape, and the matrix and row where the part begins.
@@ -50,6 +53,11 @@ class QuantRecord:
         """10 log10(signal / noise) in dB: inf without noise, None without a signal to measure."""
         return decibels(self.signal, self.noise)
 
+    @property
+    def noise_ratio(self) -> float | None:
+        """The norm of the signal divided by that of the noise; None without a signal or noise."""
+        return math.sqrt(self.signal / self.noise) if self.signal and self.noise else None
+
 
 @dataclass
 class _Tally:
@@ -68,21 +76,30 @@ class Recorder:
     def __init__(self) -> None:
         self._tallies: dict[Key, _Tally] = {}
         self._dump: dict[str, Tensor] = {}
-        self._measuring = self._dumping = False
-        self._partial: str | None = None  # the operand whose parts are kept
+        self._gradients: dict[Key, GradientSample] = {}
+        self._measuring = self._dumping = self._has_gradients = False
+        self._partial: set[str] = set()  # the operands whose parts are kept
 
-    def begin_step(self, iteration: int, every: int, dump: Collection[int]) -> None:
+    def begin_step(
+        self, iteration: int, every: int, dump: Collection[int], gradients: bool = False
+    ) -> None:
         """Start an iteration, counted from 1. Measure 1 and each multiple of `every`, if not 0.
 
-        Keep the operands of the iterations `dump`.
+        Keep the operands of the iterations `dump`. `gradients`: also measure weight gradients.
         """
         self._measuring = bool(every) and (iteration == 1 or iteration % every == 0)
+        self._has_gradients = gradients and self._measuring
         self._dumping = iteration in dump
 
     @property
     def measuring(self) -> bool:
         """Whether calls are measured now; the same on all ranks."""
         return self._measuring
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether weight gradients are measured now; the same on all ranks."""
+        return self._has_gradients
 
     @property
     def dumping(self) -> bool:
@@ -128,6 +145,21 @@ class Recorder:
         tally.calls += calls
         return tally
 
+    def observe_gradient(self, layer: str, quant_type: str, sample: GradientSample) -> None:
+        """Add the sample of one micro-batch's weight gradient to that of its layer."""
+        key = (WGRAD, layer, GRADIENT, quant_type)
+        known = self._gradients.get(key)
+        self._gradients[key] = sample if known is None else known.add(sample)
+
+    def take_gradients(self) -> list[QuantRecord]:
+        """Return this step's weight gradients, once: `signal` without noise, and the noise."""
+        self._has_gradients = False
+        samples, self._gradients = sorted(self._gradients.items()), {}
+        if not samples:
+            return []
+        rows = torch.stack([sample.energies() for _, sample in samples]).tolist()
+        return [QuantRecord(*key, 1, 1, *row) for (key, _), row in zip(samples, rows, strict=True)]
+
     def _keep(self, name: str, original: Tensor) -> None:
         """Keep the operand of the first call of a step; other micro-batches add nothing."""
         if name not in self._dump:
@@ -137,9 +169,9 @@ class Recorder:
         """Keep a part of the first call, with zeros for missing parts; `first` begins the call."""
         shape, (matrix, row) = within
         if first:
-            self._partial = None if name in self._dump else name
+            (self._partial.discard if name in self._dump else self._partial.add)(name)
             self._dump.setdefault(name, torch.zeros(shape, dtype=part.dtype))
-        if self._partial == name:
+        if name in self._partial:
             matrices, rows, size = part.shape
             self._dump[name][matrix : matrix + matrices, row : row + rows, :size] = part
 

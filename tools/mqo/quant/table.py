@@ -13,7 +13,7 @@ from typing import Any
 from mqo.quant import excludes
 from mqo.quant.formats import FORMATS, NONE, SCALE_RULES_OF, SITES, GemmSite
 from mqo.quant.layer_rules import Assigned
-from mqo.quant.operand_table import PLAIN
+from mqo.quant.operand_table import PLAIN, WGRAD
 from mqo.quant.options import OPTIONS
 from mqo.quant.quant_config import QuantConfig
 from mqo.quant.spec import OperandSpec
@@ -39,7 +39,8 @@ class Entry:
         draws_once: whether all micro-batches of a step share one draw, or one quantized weight.
         packed: whether the layer saves the operand as codes for its backward pass.
         unnormalized: whether probabilities are quantized before they are normalized.
-        recorded: the interval of the records, and the dumped iterations.
+        recorded: the interval of the records, the dumped iterations, and whether the noise of the
+            product is measured.
     """
 
     site: str
@@ -51,7 +52,7 @@ class Entry:
     draws_once: bool
     packed: bool
     unnormalized: bool
-    recorded: tuple[int, tuple[int, ...]]
+    recorded: tuple[int, tuple[int, ...], bool]
 
     @property
     def choices(self) -> str:
@@ -272,8 +273,13 @@ def _entry(
         draws_once=config.cache_weights and (operand == "weight" or draws_signs),
         packed=config.save_activations == "packed" and (site.name, operand) == ("fprop", "x"),
         unnormalized=config.unnormalized_probs and is_quantized and operand == "probs",
-        recorded=(config.every, config.dump) if is_quantized or operand_spec.source else (0, ()),
+        recorded=_recorded(config, site) if is_quantized or operand_spec.source else (0, (), False),
     )
+
+
+def _recorded(config: QuantConfig, site: GemmSite) -> tuple[int, tuple[int, ...], bool]:
+    has_noise = config.gradient_noise and config.every > 0 and site.name == WGRAD
+    return config.every, config.dump, has_noise
 
 
 def _other_values(config: QuantConfig, name: str) -> list[Any]:

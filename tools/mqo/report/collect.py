@@ -349,6 +349,7 @@ def named_changes(
         texts += (
             [f"{chosen.gemms} GEMMs"] if chosen.gemms != "fprop" and chosen.recipe is None else []
         )
+        texts += ["all attention GEMMs"] if chosen.attention_gemms == "all" else []
         texts += _options(config, chosen.recipe.options if chosen.recipe else {})
     return "".join(f", {text}" for text in texts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mqo.matrix.tables import ATTENTION_SITES
 from mqo.quant import formats
 
 # Colors of families other than formats: a name, and the colors on light and dark pages.
@@ -102,7 +103,7 @@ def family(types: Mapping[str, str]) -> str:
 def look(types: Mapping[str, str]) -> Look:
     """Return the look of a plain mode with these types by site; looks.py has all others."""
     on = {site for site, kind in types.items() if kind != "none"}
-    dash = _DASHES.get((bool(on - {"qk", "pv"}), "qk" in on, "pv" in on), _OTHER)
+    dash = _DASHES.get((bool(on - {*ATTENTION_SITES}), "qk" in on, "pv" in on), _OTHER)
     color = colors()[family(types)]
     return Look(color.light, color.dark, dash)
 

@@ -8,11 +8,28 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mqo.matrix.tables import SITES
 from mqo.runs import Series
 
-QUANTITIES = {"sqnr_db": "SQNR", "underflow": "underflow", "saturation": "saturation"}
+
+class Quantity(NamedTuple):
+    """A statistic of operands, and its unit: "%" for shares, which are 0 to 1."""
+
+    title: str
+    unit: str
+
+
+# By its name in the metrics.
+QUANTITIES = {
+    "sqnr_db": Quantity("SQNR", "dB"),
+    "bias": Quantity("bias", "%"),
+    "underflow": Quantity("underflow", "%"),
+    "saturation": Quantity("saturation", "%"),
+    "scale_spread": Quantity("spread of scales", "octaves"),
+    "noise_ratio": Quantity("gradient to noise", "times"),
+}
 COLUMNS = 60  # measured steps that a map shows
 _NAME = re.compile(r"quant/(?P<site>[^/]+)/(?P<layer>.+)/(?P<operand>[^/]+)/(?P<quantity>[^/]+)")
 _BLOCK = re.compile(r"\blayers\.(\d+)\b")
@@ -24,7 +41,6 @@ class Map:
     """A quantity of an operand: `values` has one row per block, one value per step, NaN if missing.
 
     `operand` is SITE.OPERAND. A value is the mean over the block's layers and over the runs.
-    Underflow and saturation are shares, 0 to 1.
     """
 
     operand: str
@@ -86,7 +102,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def shown(quantity: str, value: float) -> str:
     """Return a value of a quantity with its unit."""
-    return f"{value:.1f} dB" if quantity == "sqnr_db" else f"{value:.2%}"
+    unit = QUANTITIES[quantity].unit
+    return f"{value:.2%}" if unit == "%" else f"{value:.1f} {unit}"
 
 
 def ranges(grids: Iterable[Map]) -> dict[str, tuple[float, float]]:

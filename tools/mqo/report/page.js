@@ -191,11 +191,11 @@
 
   function heatmap(target, item, range) {
     const base = layout({ range: null, steps: 1 }, "map");
-    const share = item.quantity !== "sqnr_db";
+    const number = item.unit === "%" ? "%{z:.2%}" : `%{z:.1f} ${item.unit}`;
     const trace = {
       type: "heatmap", x: item.x.map(String), y: item.y, z: item.z, colorscale: "Cividis", showscale: false,
       zmin: range[0], zmax: range[1], hoverongaps: false,
-      hovertemplate: `step %{x}, block %{y}: %{z:${share ? ".2%" : ".1f"}}${share ? "" : " dB"}<extra></extra>`,
+      hovertemplate: `step %{x}, block %{y}: ${number}<extra></extra>`,
     };
     return Plotly.react(target, [trace], {
       ...base, margin: { l: 28, r: 4, t: 4, b: 22 }, hovermode: "closest", dragmode: false,

@@ -180,7 +180,9 @@ def _operands(group: Group) -> dict[str, Any]:
 
 def _map(grid: Map) -> dict[str, Any]:
     values = [_values(row, 4) for row in grid.values]
-    about = {"title": f"{grid.operand} {QUANTITIES[grid.quantity]}", "quantity": grid.quantity}
+    quantity = QUANTITIES[grid.quantity]
+    about = {"title": f"{grid.operand} {quantity.title}", "quantity": grid.quantity}
+    about["unit"] = quantity.unit
     return about | {"x": grid.steps, "y": grid.rows, "z": values}
 
 

@@ -195,27 +195,28 @@ def draw_maps(grids: Sequence[Map], title: str, targets: Sequence[Path]) -> None
     """Draw one row per operand and one column per quantity: blocks over steps, with color bars."""
     plt = pyplot()
     operands = list(dict.fromkeys(grid.operand for grid in grids))
+    limits = ranges(grids)
     figure, panels = plt.subplots(
         len(operands) + 1,  # the last row has the color bars
-        len(QUANTITIES),
-        figsize=(9, 1.0 + 1.15 * len(operands)),
+        len(limits),
+        figsize=(3 * len(limits), 1.0 + 1.15 * len(operands)),
         height_ratios=[1] * len(operands) + [0.1],
         layout="constrained",
+        squeeze=False,
     )
-    limits = ranges(grids)
     for axes in panels.flat:
         axes.set_visible(False)
-    for column, (quantity, name) in enumerate(QUANTITIES.items()):
-        image = None
-        for grid in (grid for grid in grids if grid.quantity == quantity and quantity in limits):
-            axes = panels[operands.index(grid.operand), column]
-            image = _draw_map(axes, grid, limits[quantity])
-        if image is not None:
-            unit = "" if quantity == "sqnr_db" else "share of elements"
-            panels[-1, column].set_visible(True)
-            bar = {"cax": panels[-1, column], "orientation": "horizontal", "label": unit or "dB"}
-            figure.colorbar(image, **bar)
-            panels[0, column].set_title(name, fontsize=10)
+    for column, quantity in enumerate(name for name in QUANTITIES if name in limits):
+        name, unit = QUANTITIES[quantity]
+        drawn = {operands.index(grid.operand): grid for grid in grids if grid.quantity == quantity}
+        for row, grid in drawn.items():
+            image = _draw_map(panels[row, column], grid, limits[quantity])
+        panels[min(drawn), column].set_title(name, fontsize=10)
+        bar = panels[-1, column]
+        bar.set_visible(True)
+        label = "share" if unit == "%" else unit
+        figure.colorbar(image, cax=bar, orientation="horizontal", label=label)
+        bar.locator_params(axis="x", nbins=4)
     meaning = "measured steps from left to right, transformer blocks from top to bottom"
     add_title(figure, f"{title}: {meaning}", 11)
     save(figure, targets)

@@ -18,7 +18,7 @@ from mqo.matrix.tables import NONE, UNQUANTIZED
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
-from mqo.quant.formats import ATTENTION, SITES
+from mqo.quant.formats import ATTENTION, ATTENTION_BACKWARD, SITES
 from mqo.scale.layout import Layout
 from mqo.scale.memory import BF16, WIDTH
 from mqo.simulate.jobs import RunJob, simulate
@@ -100,6 +100,12 @@ def estimated(options: SimulationOptions, tree: Tree, say: Say) -> NativeEstimat
             f"The run trains in {run.config.experiment.dtype}",
             expected="bf16 or fp16 for --native",
             help="Use --training-config standard, which trains in bf16",
+        )
+    if backward := [s for s in ATTENTION_BACKWARD if run.types.get(s, NONE) != NONE]:
+        raise MqoError(
+            f"The run quantizes products of attention's backward pass: {', '.join(backward)}",
+            expected="type 'none' for them: --native estimates no kernel that quantizes them",
+            help="Run `mqo simulate` without --native",
         )
     check_formats(formats_of(run.types.values()), options.device)
     base, mode = run.unquantized().simulate(say), run.linear_only().simulate(say)

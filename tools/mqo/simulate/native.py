@@ -16,6 +16,7 @@ from typing import Any
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
 from mqo.quant.formats import ATTENTION, FAMILIES, FORMATS, LINEAR, NONE, SITES
+from mqo.quant.operand_table import GRADIENTS
 from mqo.scale.choose import Workload
 from mqo.scale.devices import DEVICES, Device, device
 from mqo.scale.layout import Layout
@@ -174,7 +175,7 @@ def pair_of(site: str, quant_type: str) -> str:
     if family is None:
         return quant_type
     sides = (SITES[site].lhs, SITES[site].rhs)
-    names = (family.gradients if side == "grad" else family.others for side in sides)
+    names = (family.gradients if side in GRADIENTS else family.others for side in sides)
     return " x ".join(dict.fromkeys(name or quant_type for name in names))
 
 
@@ -245,7 +246,8 @@ def native_step(
 
 
 def _sites(kind: str) -> tuple[str, ...]:
-    return tuple(site.name for site in SITES.values() if site.layer == kind)
+    """Return the sites of a kind that an estimate counts: none of attention's backward pass."""
+    return tuple(s.name for s in SITES.values() if s.layer == kind and not s.backward_of)
 
 
 def _main_type(linear: GemmTypes, layer: str, site: str) -> str:

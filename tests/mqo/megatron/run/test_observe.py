@@ -8,6 +8,7 @@ import pytest
 import torch
 from mqo.megatron.run.files import RunFiles
 from mqo.megatron.run.guard import after_step, before_step
+from mqo.megatron.run.observe import SCALARS
 from mqo.megatron.run.record import recorded
 from mqo.quant.backend import fake_quantize
 from mqo.quant.config import current
@@ -57,7 +58,8 @@ def test_a_measured_step_writes_scalars_and_a_histogram(run, writer):
         step(1, *operands)
     found = {row["name"]: row for row in rows(folder) if row["name"].startswith(TAG)}
     assert set(found) == {
-        f"{TAG}/{name}" for name in ("sqnr_db", "underflow", "saturation", "amax", "scale_exponent")
+        *(f"{TAG}/{name}" for name in SCALARS),
+        f"{TAG}/scale_exponent",
     }
     assert {row["iteration"] for row in found.values()} == {1}
     x = torch.cat(operands)
@@ -66,6 +68,24 @@ def test_a_measured_step_writes_scalars_and_a_histogram(run, writer):
     assert found[f"{TAG}/sqnr_db"]["value"] == pytest.approx(sqnr, abs=1e-3)
     assert found[f"{TAG}/amax"]["value"] == x.abs().max().item()
     assert sum(found[f"{TAG}/scale_exponent"]["histogram"].values()) == 32
+
+
+def test_the_noise_of_a_weight_gradient_is_written_if_the_run_asks(run, writer):
+    names = {}
+    for asks in ("true", "false"):
+        folder = run(wgrad="mxfp4", record=f"every = 2\ngradient_noise = {asks}")
+        with recorded(writer):
+            for iteration in range(1, 4):
+                before_step([], Namespace(curr_iteration=iteration - 1))
+                q = gemm_operands("wgrad", "mxfp4", None)
+                q.lhs(normal(1)), q.rhs(normal(2))
+                after_step(iteration)
+        ratios = [row for row in rows(folder) if row["name"].endswith("/noise_ratio")]
+        names[asks] = [(row["name"], row["iteration"]) for row in ratios]
+        assert all(1 < row["value"] < 20 for row in ratios)
+        folder.joinpath("metrics.jsonl").unlink()
+    name = "quant/wgrad/unlabeled/gradient/noise_ratio"
+    assert names == {"true": [(name, 1), (name, 2)], "false": []}
 
 
 def test_tensorboard_gets_them_too(run, writer, tmp_path):

@@ -15,6 +15,7 @@ from mqo.overlay.apply import restore as restore_upstream
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.gemms import SITES
 from mqo.overlay.tree import Tree, sha256
+from mqo.quant import formats
 
 from ...conftest import Mini, materialize
 from .lookalike import ATTENTION, LAYERS, LINEAR, attention, layers, read, write
@@ -584,7 +585,7 @@ def test_git_sees_the_modified_files_alone_and_nothing_after_restore(root):
 
 
 @pytest.mark.parametrize("value", ["mxfp8", "mxfp4", "hifp8"])
-@pytest.mark.parametrize("site", SITES)
+@pytest.mark.parametrize("site", formats.SITES)
 def test_every_literal_of_our_tree_is_set_alone_and_restored(ours, site, value):
     before = everything(ours)
     modifier.modify(ours, {site: value})
@@ -592,9 +593,17 @@ def test_every_literal_of_our_tree_is_set_alone_and_restored(ours, site, value):
     ((old, new),) = changes
     assert old.strip() == b"custom_quant_type = 'none'"
     assert new == old.replace(b"none", value.encode())
-    assert types(ours) == {**dict.fromkeys(SITES, "none"), site: value}
+    assert types(ours) == {**dict.fromkeys(formats.SITES, "none"), site: value}
     modifier.restore(ours)
     assert everything(ours) == before
+
+
+@pytest.mark.parametrize("site", formats.ATTENTION_BACKWARD)
+def test_a_tree_without_our_patches_has_no_literal_of_the_backward_pass(root, site):
+    before = everything(root)
+    with pytest.raises(OverlayError, match=rf"no literal for {site}"):
+        modifier.modify(root, {"qk": "mxfp8", site: "mxfp8"})
+    assert everything(root) == before
 
 
 def test_a_type_that_our_quantizer_would_refuse_is_due(ours):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mqo.megatron.attention.backward import BackwardOperands
 from mqo.megatron.attention.masks import is_causal
 from mqo.megatron.attention.packed import document_starts
 from mqo.megatron.attention.paths import (
@@ -41,6 +42,7 @@ def without_scores(
     key: Tensor,
     mask: Tensor | None,
     packed: Any = None,
+    backward: BackwardOperands | None = None,
 ) -> Attend | None:
     """Return the function that computes the attention of `layer`; None for upstream's own path.
 
@@ -51,14 +53,18 @@ def without_scores(
         key: [sk, b, ng, hn]; packed, [t, ng, hn].
         mask: [..., sq, sk], True for a hidden key; None for a causal mask.
         packed: upstream's PackedSeqParams, or None. With them the mask is ignored.
+        backward: the quantizers of the backward pass's products.
 
     Raises:
         FusedAttentionError: the backend is flash or fused, and no fused kernel supports the call;
-            or upstream's own path does not support packed sequences.
+            upstream's own path does not support packed sequences; or a product of the backward pass
+            has a type, and the call is not supported in chunks.
     """
     backend = getattr(layer.config, "attention_backend", "auto")
     backend = getattr(backend, "name", backend)
     starts = () if packed is None else _starts(layer, packed, query.size(0))
+    if backward and backward.typed:
+        return _with_backward(layer, types, backend, query, key, mask, packed, backward)
     attend, why = _choose(
         layer, types, backend, query, key, mask if packed is None else None, starts
     )
@@ -110,6 +116,42 @@ def _choose(
         causal = mask is None or is_causal(mask, query.size(0), key.size(0))
         attend = partial(chunked_context, layer, pv_type, starts, None if causal else mask)
     return (None, why) if why else (attend, "")
+
+
+def _with_backward(
+    layer: Any,
+    types: Mapping[str, str],
+    backend: str,
+    query: Tensor,
+    key: Tensor,
+    mask: Tensor | None,
+    packed: Any,
+    backward: BackwardOperands,
+) -> Attend:
+    """Return the function for a layer whose backward pass has types; FusedAttentionError if none.
+
+    Takes the arguments of `without_scores`.
+    """
+    why, pv_type = "", types.get("pv", NONE)
+    if "pv" not in types:
+        why = "its source has no plain literal for pv"
+    elif backend in (*DEMANDED, *REFUSED):
+        why = f"--attention-backend is {backend}"
+    elif packed is not None:
+        why = "its sequences are packed documents"
+    elif part_of(layer)[1] > 1:
+        why = "--context-parallel-size is more than 1"
+    elif mask is not None and not is_causal(mask, query.size(0), key.size(0)):
+        why = "its attention mask is not the plain causal one"
+    why = why or obstacle_to_chunks(layer, _rounding(layer, pv_type), query, key, None)
+    if why:
+        sites = ", ".join(backward.typed)
+        raise FusedAttentionError(
+            f"{_name(layer)} cannot quantize the products of its backward pass ({sites}): {why}. "
+            "Expected: causal attention in chunks, with `--attention-backend auto`; or type 'none' "
+            "for these products"
+        )
+    return partial(chunked_context, layer, pv_type, (), None, backward=backward)
 
 
 def _starts(layer: Any, packed: Any, tokens: int) -> tuple[int, ...]:

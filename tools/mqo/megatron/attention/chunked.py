@@ -5,18 +5,22 @@ unfused path. The next chunk reuses its buffers. The backward pass recomputes th
 products are torch's own, on every device.
 """
 
-from dataclasses import dataclass
-from math import prod
+from dataclasses import dataclass, replace
+from math import lcm, prod
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from mqo.megatron.attention.backward import BackwardOperands, Heads, saved
 from mqo.megatron.attention.chunks import HIDDEN, Chunk, ChunkPlan, Visible
 from mqo.quant import products
+from mqo.quant.backend import is_fake
+from mqo.quant.gemms import GemmOperands
 from mqo.quant.parts import OperandParts
 from mqo.quant.products import Alphas, bmm
+from mqo.quant.tensor_amax import largest
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ def chunked_attention(
     visible: Visible,
     probs: OperandParts,
     alphas: tuple[Alphas, Alphas],
+    backward: BackwardOperands | None = None,
+    unrounded: Heads | None = None,
 ) -> Tensor:
     """Compute attention of grouped queries in Megatron's layout, differentiable once.
 
@@ -54,11 +60,17 @@ def chunked_attention(
         visible: the keys that each query sees.
         probs: quantizes the probabilities, [b * np, sq, sk]; gradients pass straight through.
         alphas: factors of query and key, and of probabilities and value.
+        backward: the quantizers of the backward pass's products. If dv or dk has a type, `visible`
+            is one span of all queries.
+        unrounded: query, key and value before they were quantized, for products with a type.
 
     Returns:
         [sq, b, np * hv].
     """
-    return _Chunked.apply(query, key, value, _Settings(scores, visible, probs, *alphas))
+    rounded = Heads(query, key, value)
+    settings = _Settings(scores, visible, probs, *alphas, backward or BackwardOperands.untyped())
+    detached = (tensor.detach() for tensor in unrounded or rounded)
+    return _Chunked.apply(*rounded, *detached, settings)
 
 
 @dataclass(frozen=True)
@@ -68,17 +80,19 @@ class _Settings:
     probs: OperandParts
     qk: Alphas
     pv: Alphas
+    backward: BackwardOperands
 
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, settings: _Settings) -> Tensor:
-        ctx.save_for_backward(query, key, value)
+    def forward(ctx: Any, *tensors: Any) -> Tensor:
+        *heads, settings = tensors
+        rounded = Heads(*heads[:3])
+        settings.backward.save(ctx, rounded, Heads(*heads[3:]))
         ctx.settings = settings
         probs = settings.probs
-        whole = probs.needs_whole_rows or probs.is_watched
-        work = _Work(query, key, value, settings, whole)
-        out = query.new_empty(*query.shape[:3], value.size(-1))
+        work = _Work(rounded, settings, [probs], probs.is_watched)
+        out = rounded.query.new_empty(*rounded.query.shape[:3], rounded.value.size(-1))
         rows = work.by_matrix(out)
         for chunk in work.plan.chunks():
             probabilities = work.probabilities(chunk)
@@ -90,12 +104,10 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value = ctx.saved_tensors
-        work = _Gradients(query, key, value, ctx.settings, ctx.settings.probs.needs_whole_rows)
-        grads = work.by_matrix(grad.unflatten(2, (query.size(2), -1)))
+        work = _Gradients(*saved(ctx), grad, ctx.settings)
         for chunk in work.plan.chunks():
-            work.add(chunk, work.probabilities(chunk), work.take(grads, chunk))
-        return (*work.sums(), None)
+            work.add(chunk)
+        return (*work.sums(), None, None, None, None)
 
 
 class _Probabilities(NamedTuple):
@@ -116,8 +128,9 @@ class _Work:
     """The operands by matrix, and the buffers that all chunks share."""
 
     def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, settings: _Settings, whole: bool
+        self, heads: Heads, settings: _Settings, parts: list[OperandParts], whole: bool
     ) -> None:
+        query, key, value = heads
         self.settings, self.groups = settings, key.size(2)
         self.plan = ChunkPlan(
             matrices=key.size(1) * self.groups,
@@ -125,12 +138,13 @@ class _Work:
             queries=query.size(0),
             keys=key.size(0),
             visible=settings.visible,
-            block=settings.probs.block,
+            block=lcm(*(operand.block for operand in parts)),
+            row_block=lcm(*(operand.row_block for operand in parts)),
             device=query.device.type,
-            whole=whole,
+            whole=whole or any(operand.needs_whole_rows for operand in parts),
         )
         self.query = self.by_matrix(query)
-        self.key, self.value = (t.flatten(1, 2).transpose(0, 1).contiguous() for t in (key, value))
+        self.key, self.value = self.by_group_of_heads(key), self.by_group_of_heads(value)
         self.dtype = settings.scores.dtype or query.dtype
         new = self.plan.elements
         # Scores, later rounded probabilities; unrounded probabilities; buffers of the softmax.
@@ -144,6 +158,10 @@ class _Work:
     def by_matrix(self, heads: Tensor) -> Tensor:
         """View [s, b, np, d] as [b * ng, np / ng, s, d]; a copy if the strides need one."""
         return heads.unflatten(2, (self.groups, -1)).flatten(1, 2).permute(1, 2, 0, 3)
+
+    def by_group_of_heads(self, heads: Tensor) -> Tensor:
+        """Return keys or values [s, b, ng, d] as [b * ng, s, d]."""
+        return heads.flatten(1, 2).transpose(0, 1).contiguous()
 
     def take(self, rows: Tensor, chunk: Chunk) -> Tensor:
         """Return the rows of a chunk from `by_matrix`, [matrices, repeats * queries, d]."""
@@ -178,8 +196,8 @@ class _Work:
         shape = (chunk.last - chunk.first, self.plan.repeats, rows, keys)
         return buffer[: prod(shape)].view(shape)
 
-    def probabilities(self, chunk: Chunk) -> _Probabilities:
-        """Return a chunk's probabilities, exact and rounded."""
+    def probabilities(self, chunk: Chunk, is_rounding: bool = True) -> _Probabilities:
+        """Return a chunk's probabilities, exact and rounded; without rounding twice the exact."""
         scores = self.space(self._scores, chunk)
         query, keys = self.take(self.query, chunk), self.keys(chunk)
         scale, alpha = self.settings.scores.scale, self.settings.qk.both
@@ -203,7 +221,10 @@ class _Work:
             exact.copy_(softmax)
         exact, rounded = exact.flatten(0, 1), scores.flatten(0, 1)
         matrix = chunk.first * self.plan.repeats
-        rounded = self.settings.probs.quantize(exact, matrix, chunk.start, out=rounded)
+        if is_rounding:
+            rounded = self.settings.probs.quantize(exact, matrix, chunk.start, out=rounded)
+        else:
+            rounded = exact
         return _Probabilities(softmax, exact, rounded, row)
 
     def _hide(self, chunk: Chunk, scores: Tensor) -> None:
@@ -230,33 +251,98 @@ class _Work:
 
 
 class _Gradients(_Work):
-    """Sum the gradients of all three operands, chunk by chunk, at least in float32."""
+    """Sum the gradients of all three operands, chunk by chunk, at least in float32.
 
-    def __init__(
-        self, query: Tensor, key: Tensor, value: Tensor, settings: _Settings, whole: bool
-    ) -> None:
-        super().__init__(query, key, value, settings, whole)
+    backward.py says what each product multiplies.
+    """
+
+    def __init__(self, rounded: Heads, unrounded: Heads, grad: Tensor, settings: _Settings) -> None:
+        sites, pv = settings.backward, settings.pv
+        query, key, of_scores = _pair(sites.qk_recompute, rounded[:2], unrounded[:2], settings.qk)
+        grad = grad.unflatten(2, (query.size(2), -1))
+        values = (grad, rounded.value), (grad, unrounded.value)
+        grad_of_dp, value, self._dp = _pair(sites.dp, *values, Alphas(rhs=pv.rhs))
+        grad_of_dv, self._dv = _right(sites.dv, grad, grad, 1.0)
+        key_of_dq, self._dq = _right(sites.dq, rounded.key, unrounded.key, settings.qk.rhs)
+        query_of_dk, self._dk = _right(sites.dk, rounded.query, unrounded.query, settings.qk.lhs)
+        self._shape = (query.size(1) * query.size(2), query.size(0), key.size(0))
+        self._scores_parts = self._parts_of_scores(sites, 1.0, query.device)
+        if sites.dv.has_type:  # of the probabilities as the softmax returns them
+            probs = sites.dv.lhs_parts(self._shape, 1.0, query.device)
+            settings = replace(settings, scores=replace(settings.scores, normalized=True))
+        else:
+            probs, self._dv.lhs = settings.probs, pv.lhs
+        settings = replace(settings, probs=probs, qk=of_scores)
+        parts = [probs, *self._scores_parts]
+        watched = any(operand.is_watched for operand in parts[not sites.dv.has_type :])
+        super().__init__(Heads(query, key, value), settings, parts, watched)
+        self._grad_of_dp, self._grad_of_dv = self.by_matrix(grad_of_dp), self.by_matrix(grad_of_dv)
+        self._key_of_dq = self.key if key_of_dq is key else self.by_group_of_heads(key_of_dq)
+        self._query_of_dk = self.by_matrix(query_of_dk)
         self._of_softmax = torch.empty_like(self._softmax)
         self._of_query = query.new_empty(query.shape)
         wide = torch.promote_types(query.dtype, torch.float32)
         self._of_key = torch.zeros_like(self.key, dtype=wide)
         self._of_value = torch.zeros_like(self.value, dtype=wide)
+        if sites.dq.lhs_needs_amax() or sites.dk.lhs_needs_amax():
+            self._scores_parts = self._parts_of_scores(sites, self._amax(), query.device)
 
-    def add(self, chunk: Chunk, probabilities: _Probabilities, grad: Tensor) -> None:
-        """Add the gradients of a chunk; `grad` is [matrices, repeats * queries, hv]."""
-        weighted = grad if probabilities.row is None else (grad * probabilities.row).to(grad.dtype)
-        settings, values = self.settings, self.values(chunk)
-        self._accumulate(self._of_value, chunk, probabilities.rounded, weighted, settings.pv.lhs)
+    def _parts_of_scores(
+        self, sites: BackwardOperands, amax: float, device: torch.device
+    ) -> tuple[OperandParts, OperandParts]:
+        """Return the quantizers of ds for dq and dk, with the amax of ds."""
+        dq, dk = (site.lhs_parts(self._shape, amax, device) for site in (sites.dq, sites.dk))
+        return dq, dk
+
+    def _amax(self) -> float:
+        """Return the amax of ds, from a pass over all chunks; wait for the device."""
+        amaxes = []
+        for chunk in self.plan.chunks():
+            probabilities = self.probabilities(chunk, is_rounding=False)
+            amaxes.append(largest(self._gradient_of_scores(chunk, probabilities)))
+        amax = torch.stack(amaxes).amax()
+        return 1.0 if is_fake(amax) else amax.item()
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the gradients of a chunk."""
+        probabilities = self.probabilities(chunk)
+        if self.settings.backward.dv.has_type:
+            self._observe(self.settings.probs, chunk, probabilities.exact, probabilities.rounded)
+        grad = self.take(self._grad_of_dv, chunk)
+        row = probabilities.row
+        weighted = grad if row is None else (grad * row).to(grad.dtype)
+        self._accumulate(self._of_value, chunk, probabilities.rounded, weighted, self._dv.both)
         # The rounded probabilities are no longer needed.
-        product = self.space(self._scores, chunk)
-        of_probs = self.by_group(chunk, product)
-        bmm(grad, values.transpose(1, 2), settings.pv.rhs, out=of_probs)
-        scores = self._through_softmax(chunk, product, probabilities.softmax)
-        scale = settings.scores.scale
-        of_query = bmm(scores, self.keys(chunk), settings.qk.rhs).mul_(scale)
+        scores = self._gradient_of_scores(chunk, probabilities)
+        scale = self.settings.scores.scale
+        of_dq, of_dk = self._scores_parts
+        keys = self._key_of_dq[chunk.first : chunk.last, chunk.low : chunk.high]
+        of_query = bmm(self._rounded(of_dq, chunk, scores), keys, self._dq.both).mul_(scale)
         self.put(self.by_matrix(self._of_query), chunk, of_query)
-        query = self.take(self.query, chunk)
-        self._accumulate(self._of_key, chunk, scores, query, settings.qk.lhs, scale)
+        query = self.take(self._query_of_dk, chunk)
+        rounded = self._rounded(of_dk, chunk, scores)
+        self._accumulate(self._of_key, chunk, rounded, query, self._dk.both, scale)
+
+    def _gradient_of_scores(self, chunk: Chunk, probabilities: _Probabilities) -> Tensor:
+        """Return ds by group, in place of the rounded probabilities or of the softmax's gradient.
+
+        Its products are multiplied by the scale of the scores.
+        """
+        product = self.space(self._scores, chunk)
+        grad, values = self.take(self._grad_of_dp, chunk), self.values(chunk)
+        bmm(grad, values.transpose(1, 2), self._dp.both, out=self.by_group(chunk, product))
+        return self._through_softmax(chunk, product, probabilities.softmax)
+
+    def _rounded(self, parts: OperandParts, chunk: Chunk, scores: Tensor) -> Tensor:
+        """Return ds by group, rounded in place of the probabilities, which are not needed."""
+        exact = scores.unflatten(1, (self.plan.repeats, -1)).flatten(0, 1)
+        out = self.space(self._probs, chunk).flatten(0, 1)
+        rounded = parts.quantize(exact, chunk.first * self.plan.repeats, chunk.start, out=out)
+        self._observe(parts, chunk, exact, rounded)
+        return self.by_group(chunk, rounded)
+
+    def _observe(self, parts: OperandParts, chunk: Chunk, exact: Tensor, rounded: Tensor) -> None:
+        parts.observe(exact, rounded, chunk.first * self.plan.repeats, chunk.start)
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of query, key and value."""
@@ -304,3 +390,23 @@ class _Gradients(_Work):
         if scale != 1.0:
             product.mul_(scale)
         part += product.unflatten(0, (part.size(0), -1)).sum(1)
+
+
+def _pair(
+    site: GemmOperands, rounded: tuple[Tensor, ...], unrounded: tuple[Tensor, ...], alphas: Alphas
+) -> tuple[Tensor, Tensor, Alphas]:
+    """Return both operands of a product, and their alphas: of `rounded` if it has no type."""
+    if not site.has_type:
+        return rounded[0], rounded[1], alphas
+    own = site.separate_alphas()
+    return site.lhs(unrounded[0]), site.rhs(unrounded[1]), own
+
+
+def _right(
+    site: GemmOperands, rounded: Tensor, unrounded: Tensor, alpha: float
+) -> tuple[Tensor, Alphas]:
+    """Return the right operand of a product, and its alphas: of `rounded` if it has no type."""
+    if not site.has_type:
+        return rounded, Alphas(rhs=alpha)
+    own = site.separate_alphas()
+    return site.rhs(unrounded), own

@@ -75,7 +75,8 @@ class ChunkPlan:
     """How attention is split: `matrices` of `repeats` heads, each `queries` by `keys`.
 
     A chunk reads whole blocks of at least `block` keys, and skips blocks that are hidden from all
-    of its queries. With `whole` it reads every key.
+    of its queries. With `whole` it reads every key. It begins at a multiple of `row_block` queries
+    of its span.
     """
 
     matrices: int
@@ -86,13 +87,15 @@ class ChunkPlan:
     block: int
     device: str
     whole: bool = False
+    row_block: int = 1
 
     @cached_property
     def rows(self) -> int:
         """Return the queries of a chunk."""
         longest = max(span.stop - span.start for span in self.visible.spans)
-        rows = min(self._budget // _QUERIES * _QUERIES, _MOST_QUERIES, longest)
-        return max(min(_QUERIES, longest), rows)
+        least = lcm(_QUERIES, self.row_block)
+        rows = min(self._budget // least * least, max(_MOST_QUERIES, least), longest)
+        return max(min(least, longest), rows)
 
     @cached_property
     def count(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mqo.megatron.attention.backward import BackwardOperands, Heads
 from mqo.megatron.attention.chunked import Scores, chunked_attention
 from mqo.megatron.attention.chunks import Visible
 from mqo.megatron.attention.context import SequencePart
@@ -72,17 +73,21 @@ def chunked_context(
     key: Tensor,
     value: Tensor,
     rng_tracker: Any,
+    backward: BackwardOperands | None = None,
 ) -> Tensor:
     """Return the context as `fused_context` does, with quantized probabilities and any `mask`.
 
-    No random number is drawn: chunks do not support dropout.
+    `backward` are the quantizers of the backward pass. No random number is drawn: chunks do not
+    support dropout.
     """
     del rng_tracker
     packed, sizes = query.dim() == 3, (query.size(0), key.size(0))
-    operands, settings = _quantized(layer, pv_type, qk, *_with_batch(query, key, value))
+    heads = Heads(*_with_batch(query, key, value))
+    operands, settings = _quantized(layer, pv_type, qk, *heads)
     visible = Visible(tuple(spans_of(*sizes, part_of(layer), starts)))
     visible = visible if mask is None else Visible.by(mask, *sizes)
-    return _as(packed, chunked_attention(*operands, visible=visible, **settings))
+    settings |= {"visible": visible, "backward": backward, "unrounded": heads}
+    return _as(packed, chunked_attention(*operands, **settings))
 
 
 def _quantized(

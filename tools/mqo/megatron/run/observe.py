@@ -10,8 +10,10 @@ from mqo.megatron.run.files import run_folder
 from mqo.megatron.run.ranks import rank
 from mqo.quant.collectives import all_ranks
 from mqo.quant.measurement import Measurement, merge_measurements
-from mqo.quant.record import RECORDER
+from mqo.quant.record import RECORDER, merge
 
+# The names of a measurement's numbers.
+SCALARS = ("sqnr_db", "bias", "underflow", "saturation", "scale_spread", "amax")
 # Upstream's TensorBoard writer, on the rank that has one.
 _writer: Any = None
 
@@ -30,6 +32,11 @@ def end_step(iteration: int) -> None:
     folder = run_folder()
     if folder is None:
         return
+    if RECORDER.has_gradients:
+        for record in merge(all_ranks(RECORDER.take_gradients())):
+            if _writer is not None and record.noise_ratio is not None:
+                tag = f"quant/{record.site}/{record.layer}/{record.operand}/noise_ratio"
+                _writer.add_scalar(tag, record.noise_ratio, iteration)
     if RECORDER.measuring:
         measurements = merge_measurements(all_ranks(RECORDER.end_step()))
         if _writer is not None:
@@ -52,7 +59,7 @@ def dump(folder: Path, iteration: int, operands: dict[str, Tensor]) -> None:
 
 def _write(writer: Any, metrics: Path, iteration: int, measurement: Measurement) -> None:
     tag = f"quant/{measurement.site}/{measurement.layer}/{measurement.operand}"
-    for name in ("sqnr_db", "underflow", "saturation", "amax"):
+    for name in SCALARS:
         value = getattr(measurement, name)
         if value is not None:
             writer.add_scalar(f"{tag}/{name}", value, iteration)

@@ -22,10 +22,10 @@ from mqo.overlay.records import LITERALS, Modified, modified_as_json
 from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 from mqo.project import Project
-from mqo.quant.formats import NONE, source_types
+from mqo.quant.formats import NONE, SITES, source_types
 
 # {site: its name in the option --...-quant}.
-OPTIONS = {"fprop": "linear", "dgrad": "dgrad", "wgrad": "wgrad", "qk": "qk", "pv": "pv"}
+OPTIONS = {site: site.replace("_", "-") for site in SITES} | {"fprop": "linear"}
 COMMAND = (
     "quant_type_modifier"
     if Project.here().is_installed
@@ -243,6 +243,12 @@ def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> Ou
             if new.get(literal, literal.value) != literal.value
         ]
         after += scan(path, plan.files[path][1]).sites if path in plan.files else sites
+    for name in types.keys() - {site.name for site in after}:
+        raise OverlayError(
+            f"{tree.root} has no literal for {name}, a product of attention's backward pass",
+            expected="a tree that `mqo apply` patched, with the patch fused_attention",
+            help=f"`{COMMAND} --check` lists the sites",
+        )
     plan.warnings += _warnings(after, types)
     return plan
 

@@ -2,7 +2,9 @@
 
 The linear sites are in the autograd function that the file's parallel linear layers apply, with any
 name; attention's are in the class whose `forward` takes query, key and value. A site's literals are
-those that its GEMMs read (see `gemms`); there are several if each branch has its own.
+those that its GEMMs read (see `gemms`); there are several if each branch has its own. Only trees
+with our patches have literals for the products of attention's backward pass, which autograd
+computes elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from mqo.errors import OverlayError
 from mqo.overlay.literals import VARIABLE, Literal, Source
 from mqo.overlay.quant_types.gemms import ATTEND, BACKWARD, FORWARD, Gemm, find_gemms
 from mqo.overlay.tree import running_python
+from mqo.quant.formats import ATTENTION_BACKWARD
 
 LAYERS = "megatron/core/tensor_parallel/layers.py"
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"
@@ -71,8 +74,10 @@ def scan(path: str, content: bytes | None) -> FileScan:
         return _without_sites(path, 1, f"{path} does not exist")
     try:
         source = Source.parse(content)
-        if any(literal.site in _sites(path) for literal in source.literals.values()):
-            return _with_strays(path, [_bound(path, site, source) for site in _sites(path)], source)
+        named = {literal.site for literal in source.literals.values()}
+        if named & {*_sites(path)}:
+            sites = [*_sites(path), *(site for site in ATTENTION_BACKWARD if site in named)]
+            return _with_strays(path, [_bound(path, site, source) for site in sites], source)
         holders = {node: _gemms(path, node, source) for node in _classes(path, source.tree)}
     except (SyntaxError, ValueError, RecursionError) as error:
         line = getattr(error, "lineno", None) or 1

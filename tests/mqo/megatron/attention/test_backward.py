@@ -1,0 +1,272 @@
+"""The quantized products of attention's backward pass against the oracle, in fp32."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from mqo.megatron.attention import chunks
+from mqo.megatron.attention.backward import BackwardOperands
+from mqo.megatron.attention.choice import FusedAttentionError, without_scores
+from mqo.quant.backend import ENVIRONMENT_VARIABLE, fake_quantize
+from mqo.quant.config import current
+from mqo.quant.formats import ATTENTION_BACKWARD, FORMATS, SITES
+from mqo.quant.gemms import gemm_operands
+from mqo.quant.labels import UNLABELED
+from mqo.quant.progress import set_step
+from mqo.quant.record import RECORDER
+from mqo.quant.stochastic import derive_seed
+
+from ....oracles import attention_backward as oracle
+from .conftest import Layer, Tracker, largest
+
+LENGTH = 300
+SHAPES = {"plain": {}, "grouped": {"groups": 2}, "MLA's heads": {"width": 24, "groups": 2}}
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    """Several chunks of queries, and of matrices."""
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 2 * 32 * LENGTH)
+
+
+def layer_of(query, key):
+    layer = Layer()
+    layer.num_attention_heads_per_partition = query.size(2)
+    layer.num_query_groups_per_partition = key.size(2)
+    return layer
+
+
+def context_of(types, query, key, value, packed=None, mask=None, layer=None):
+    """Attention with these types in its source."""
+    layer = layer or layer_of(query, key)
+    types = {"qk": "none", "pv": "none"} | types
+    qk = gemm_operands("qk", types["qk"], layer)
+    sites = {s: gemm_operands(s, types.get(s, "none"), layer) for s in ATTENTION_BACKWARD}
+    attend = without_scores(layer, types, query, key, mask, packed, BackwardOperands(**sites))
+    return attend(qk, query, key, value, Tracker())
+
+
+def grad_of(context):
+    return torch.randn(context.shape, generator=torch.Generator().manual_seed(1)).to(context.dtype)
+
+
+def gradients(context, tensors):
+    return torch.autograd.grad(context, tensors, grad_of(context))
+
+
+def dumped(context, tensors):
+    """The gradients, and {site.operand: what was rounded}."""
+    RECORDER.begin_step(1, 1, (1,))
+    grads = gradients(context, tensors)
+    kept = RECORDER.take_dump()
+    return grads, {f"{n.split('/')[0]}.{n.split('/')[-1]}": t for n, t in kept.items()}
+
+
+def rounding(types, seed_of=lambda site, operand: None):
+    """The rounding of whole operands by the slow reference."""
+
+    def rounded(site, operand, array, axis):
+        kind = types.get(site, "none")
+        if kind == "none":
+            return array
+        spec = current().operand_spec(site, operand, UNLABELED, kind).spec
+        tensor = torch.from_numpy(np.ascontiguousarray(array, dtype=np.float32))
+        if operand in ("probs", "ds"):
+            tensor = tensor.flatten(0, 1)  # as its elements are counted
+        seed = seed_of(site, operand)
+        return fake_quantize(tensor, spec, axis=axis, seed=seed).reshape(array.shape).numpy()
+
+    return rounded
+
+
+def assert_close(actual, expected, tolerance=1e-6):
+    actual = actual.detach().double().numpy() if isinstance(actual, torch.Tensor) else actual
+    assert actual.shape == expected.shape
+    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def assert_as_oracle(types, tensors, rounded):
+    """Each product against that of the same unrounded operands, so that equal numbers round."""
+    query, key, value = (t.detach().numpy() for t in tensors)
+    context = context_of(types, *tensors)
+    (dquery, dkey, dvalue), kept = dumped(context, tensors)
+    grad = grad_of(context).unflatten(2, (query.shape[2], -1)).numpy()
+    scale, heads = Layer().softmax_scale, key.shape[2]
+    shape = (query.shape[1], query.shape[2], query.shape[0], -1)
+    probs, ds = (kept[name].view(shape).numpy() for name in ("dv.probs", "dq.ds"))
+    assert torch.equal(kept["dq.ds"], kept["dk.ds"])
+    assert_close(probs, oracle.probabilities(query, key, scale, rounded))
+    assert_close(ds, oracle.of_scores(probs, grad, value, rounded))
+    assert_close(dvalue, oracle.of_value(probs, grad, heads, rounded))
+    assert_close(dquery, oracle.of_query(ds, key, scale, rounded))
+    assert_close(dkey, oracle.of_key(ds, query, scale, heads, rounded))
+
+
+def all_of(quant_type):
+    return dict.fromkeys(ATTENTION_BACKWARD, quant_type)
+
+
+@pytest.mark.parametrize("quant_type", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_all_products_equal_the_oracle(operands, monkeypatch, shape, quant_type):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "reference")
+    types = all_of(quant_type)
+    assert_as_oracle(types, operands(LENGTH, LENGTH, **shape), rounding(types))
+
+
+@pytest.mark.parametrize("quant_type", ["mxfp4", "fp8_block", "nvfp4", "hifp8"])
+def test_stochastic_rounding_draws_by_the_elements_place(operands, options, quant_type):
+    options('[quantizer]\nrounding = "stochastic"\nseed = 3\n')
+
+    def seed_of(site, operand):
+        own = {"site": site, "operand": operand, "layer": UNLABELED}
+        return derive_seed(3, step=1, micro_batch=0, shard=0, **own)
+
+    set_step(1)
+    types = all_of(quant_type)
+    assert_as_oracle(types, operands(LENGTH, LENGTH, groups=2), rounding(types, seed_of))
+
+
+def test_each_micro_batch_draws_its_own_numbers_in_its_backward_pass(operands, options):
+    options('[quantizer]\nrounding = "stochastic"\nseed = 3\n')
+    tensors, types = operands(LENGTH, LENGTH), all_of("mxfp4")
+    set_step(1)
+    first, second = context_of(types, *tensors), context_of(types, *tensors)
+    later = gradients(second, tensors)  # a pipeline may interleave them
+    earlier = gradients(first, tensors)
+    set_step(1)
+    again = gradients(context_of(types, *tensors), tensors)
+    for one, same, other in zip(earlier, again, later, strict=True):
+        assert torch.equal(one, same)
+        assert not torch.equal(one, other)
+
+
+CHANGED = {
+    "qk_recompute": {0, 1, 2},
+    "dv": {2},
+    "dp": {0, 1},
+    "dq": {0},
+    "dk": {1},
+}
+
+
+@pytest.mark.parametrize("site", ATTENTION_BACKWARD)
+@pytest.mark.parametrize("forward", [{"qk": "mxfp8", "pv": "nvfp4"}, {"pv": "mxfp4"}], ids=str)
+def test_a_type_changes_only_its_own_product(operands, site, forward):
+    tensors = operands(LENGTH, LENGTH, groups=2)
+    plain, typed = (context_of(types, *tensors) for types in (forward, forward | {site: "mxfp4"}))
+    assert torch.equal(plain, typed)
+    before, after = gradients(plain, tensors), gradients(typed, tensors)
+    assert {i for i in range(3) if not torch.equal(before[i], after[i])} == CHANGED[site]
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_probabilities_are_rounded_as_the_softmax_returns_them(operands, options, normalized):
+    if not normalized:
+        options("[quantizer]\nunnormalized_probs = true\n")
+    tensors = operands(LENGTH, LENGTH, groups=2)
+    context = context_of({"pv": "mxfp8", "dv": "mxfp4"}, *tensors)
+    _, kept = dumped(context, tensors)
+    assert_close(kept["dv.probs"].sum(-1), np.ones((8, LENGTH)))
+
+
+def test_keys_are_smoothed_again_for_the_recomputed_scores(operands, options):
+    options("[quantizer]\nsmooth_key = true\n")
+    query, key, value = operands(LENGTH, LENGTH)
+    shifted = (key + 3).detach().requires_grad_()
+    types = {"qk_recompute": "mxfp8"}
+    same = [
+        gradients(context_of(types, query, k, value), (query, k, value)) for k in (key, shifted)
+    ]
+    for one, other in zip(*(grads[::2] for grads in same), strict=True):
+        assert_close(one, other.double().numpy(), 1e-2)
+
+
+@pytest.mark.parametrize("quant_type", ["mxfp8", "nvfp4", "fp8_tensor"])
+def test_half_precision_is_as_near_as_its_dtype(operands, quant_type):
+    layer, types = Layer(), all_of(quant_type)
+    layer.scale_mask_softmax.input_in_float16 = True
+    half = operands(LENGTH, LENGTH, groups=2, dtype=torch.bfloat16)
+    wide = [t.detach().float().requires_grad_() for t in half]
+    found, expected = (gradients(context_of(types, *t, layer=layer), t) for t in (half, wide))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.bfloat16
+        assert (one.float() - other).norm() < 0.1 * other.norm()
+
+
+def test_each_operand_is_recorded_once_a_step(operands):
+    tensors = operands(LENGTH, LENGTH, groups=2)
+    dumped(context_of(all_of("mxfp8"), *tensors), tensors)
+    RECORDER.end_step()
+    entries = {(e.site, e.operand): e for e in RECORDER.entries()}
+    assert {*entries} == {
+        (site, operand)
+        for site in ATTENTION_BACKWARD
+        for operand in (SITES[site].lhs, SITES[site].rhs)
+    }
+    assert {(e.calls, e.measured) for e in entries.values()} == {(1, 1)}
+    assert all(25 < e.sqnr_db < 45 for e in entries.values())
+
+
+def test_an_excluded_layer_keeps_the_arithmetic_of_the_forward_pass(operands, options):
+    tensors = operands(LENGTH, LENGTH)
+    plain = gradients(context_of({"pv": "mxfp8"}, *tensors), tensors)
+    options('[layers]\nexclude = ["dv:*", "dq:*"]\n')
+    types = {"pv": "mxfp8", "dv": "mxfp4", "dq": "mxfp4"}
+    for one, other in zip(gradients(context_of(types, *tensors), tensors), plain, strict=True):
+        assert torch.equal(one, other)
+    kinds = {e.quant_type for e in RECORDER.entries() if e.site in ("dv", "dq")}
+    assert kinds == {"excluded"}
+
+
+def test_no_tensor_grows_with_the_square_of_the_sequence(operands, monkeypatch):
+    monkeypatch.setitem(chunks.BUDGET, "cpu", 4 * 32 * 32)
+    seen = {}
+    for length in (512, 1024):
+        tensors = operands(length, length)
+        with largest() as found:
+            gradients(context_of(all_of("mxfp4"), *tensors), tensors)
+        seen[length] = found.elements
+    assert seen[1024] <= 2 * seen[512]
+
+
+def a_mask(length):
+    """Hides the key before each query, which no causal mask does."""
+    causal = torch.ones(length, length, dtype=torch.bool).triu(1)
+    return (causal | torch.ones_like(causal).tril(-1).triu(-1))[None, None]
+
+
+def refused(**changes):
+    layer = Layer(changes.pop("backend", "auto"), changes.pop("dropout", 0.0))
+    for name, value in changes.items():
+        setattr(layer, name, value)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("layer", "mask", "packed", "why"),
+    [
+        (refused(backend="flash"), None, None, "backend is flash"),
+        (refused(backend="unfused"), None, None, "backend is unfused"),
+        (refused(dropout=0.1), None, None, "attention-dropout"),
+        (refused(softmax_offset=torch.zeros(4)), None, None, "offset"),
+        (refused(mqo_part=(0, 2)), None, None, "context-parallel-size"),
+        (refused(), a_mask(40), None, "mask"),
+        (refused(), None, SimpleNamespace(mqo_starts=(0, 7)), "packed"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_has_no_chunks_is_refused_by_name(operands, layer, mask, packed, why):
+    tensors = operands(40, 40)
+    with pytest.raises(FusedAttentionError, match=rf"\(dv, dk\): .*{why}"):
+        context_of({"dv": "mxfp8", "dk": "mxfp4"}, *tensors, packed, mask, layer)
+
+
+def test_the_quantizers_are_in_the_order_of_the_sites():
+    untyped = BackwardOperands.untyped()
+    assert tuple(vars(untyped)) == ATTENTION_BACKWARD
+    assert untyped.typed == []
+    typed = replace(untyped, dp=gemm_operands("dp", "mxfp8", None))
+    assert typed.typed == ["dp"]
