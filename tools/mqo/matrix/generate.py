@@ -18,14 +18,14 @@ from mqo.quant import formats
 TEMPLATE = "pretrain.sh.j2"
 # {kind of scale: its description}
 SCALES = {
-    "none": "none, or a power of two for the tensor",
-    "e8m0": "E8M0, {where}",
-    "power-of-two": "a power of two, {where}",
-    "fp32": "float32, {where}",
-    "tensor": "float32, the tensor",
-    "one-level": "{element}, {where}",
-    "two-level": "{element}, {where}, and float32, the tensor",
-    "hif4": "E6M2, {where}, and powers of two, each 8 and each 4",
+    "none": "none, or a power of two per tensor",
+    "e8m0": "E8M0 per {where}",
+    "power-of-two": "a power of two per {where}",
+    "fp32": "float32 per {where}",
+    "tensor": "float32 per tensor",
+    "one-level": "{element} per {where}",
+    "two-level": "{element} per {where}, float32 per tensor",
+    "hif4": "E6M2 per {where}, powers of two per 8 and per 4",
 }
 README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 
@@ -85,11 +85,11 @@ def mode_table() -> str:
 
 def format_table() -> str:
     """Return a Markdown table of the formats."""
-    lines = ["| type | element | bits | values, besides 0 | scale | packed | source |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines = ["| type | element | values, besides 0 | scale | packed | source |"]
+    lines.append("|---|---|---|---|---|---|")
     for row in formats.FORMATS.values():
         element = row.element
-        cells = [f"`{row.name}`", f"{element.name.upper()}: {_grid(element)}", str(element.bits)]
+        cells = [f"`{row.name}`", f"{element.name.upper()}: {_grid(element)}"]
         cells += [f"±2^{element.min_exponent} .. ±{element.max_value:g}", _scale(row)]
         lines.append(f"| {' | '.join([*cells, f'{8 * row.packed_bytes:g}', row.source])} |")
     return "\n".join(lines) + "\n"
@@ -97,7 +97,7 @@ def format_table() -> str:
 
 def _scale(row: formats.Format) -> str:
     """Return the scales of a format in words."""
-    where = f"a block of {row.block}" + f" or {row.block} x {row.block}" * row.square
+    where = str(row.block) + f" or {row.block} x {row.block}" * row.square
     element = row.block_scale.name.upper() if row.block_scale else ""
     return SCALES[row.scale].format(where=where, element=element)
 
@@ -110,7 +110,7 @@ def _grid(element: formats.Minifloat | formats.TaperedFormat) -> str:
         return f"mantissa bits {bits} for exponents to {ends}; 0 beyond"
     if element.emin == element.emax:
         return f"multiples of 2^{element.min_exponent}"
-    return f"exponents {element.emin}..{element.emax}, mantissa bits {element.mantissa_bits}"
+    return f"exponents {element.emin}..{element.emax}"
 
 
 def with_table(text: str, name: str, table: str) -> str:

@@ -1,7 +1,7 @@
 """The options of a run other than its quant types, each defined once.
 
-The fields of `Options` define quant.toml, the flags of train_config.py and the table in
-docs/formats.md. This module imports only the standard library, because commands do not load torch.
+The fields of `Options` define quant.toml and the flags of train_config.py. This module imports only
+the standard library, because commands do not load torch.
 """
 
 from collections.abc import Callable

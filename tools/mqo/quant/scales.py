@@ -38,9 +38,10 @@ _HIF4_RUN = 4  # elements that share all three of its scales
 class Stored(NamedTuple):
     """The scales in storage.
 
-    block: uint8 or float32 [..., blocks], or [..., blocks, 4] with 4 bytes each; [1] for the power
-        of two of a tensor, and [0] without block scales.
-    tensor: float32 [1], the scale of the tensor, or [0].
+    block: uint8 or float32 [..., blocks]; [1] for the power of two of a tensor, and [0] without
+        block scales. The byte 255 is NaN. hif4 has [..., blocks, 4]: the code of E6M2, and 24 bits,
+        from the lowest on, that say which factors of 8 and then of 4 elements are 2.
+    tensor: float32 [1], the scale of the tensor, or [0]; NaN if the tensor has no finite amax.
     """
 
     block: Tensor
@@ -342,7 +343,10 @@ def _up(block: Tensor, inverse: Tensor) -> Tensor:
 def _error(x: Tensor, spec: QuantSpec, block: Tensor, inverse: Tensor) -> Tensor:
     """Return the error of each block [..., blocks] with these scales, of squares in each row.
 
-    It is a sum of whole numbers, which no order of the elements changes, times a float32.
+    An element's error is |q - y| or its square, in whole numbers of 2^-19, where y = |x| times the
+    encode factor, and q is y rounded to nearest even whatever the rounding of elements, so that the
+    choice depends only on x. The sum is exact, so no order of the elements changes it; the result
+    is the sum times the block's scale, or times its square.
     """
     power = 2 if spec.four_over_six == "mse" else 1
     up = _up(block, inverse).unsqueeze(-1)
@@ -353,7 +357,12 @@ def _error(x: Tensor, spec: QuantSpec, block: Tensor, inverse: Tensor) -> Tensor
 
 
 def _hif4(x: Tensor, spec: QuantSpec, _: Tensor | None) -> tuple[Stored, Tensor]:
-    """Use an E6M2 for 64 elements, a power of two for each 8 of them, and another for each 4."""
+    """Use an E6M2 for 64 elements, a power of two for each 8 of them, and another for each 4.
+
+    s0 = E6M2(bf16(amax * bf16(1/7))), to nearest even, and r = bf16(1 / s0). s1 = 2 if fl(amax of
+    the 8 * r) >= 4, else 1; s2 = 2 if fl(amax of the 4 * r) / s1 >= 2, else 1. An element is
+    bf16(fl(x * r / s1 / s2)), as in Huawei's later reference, and unlike the first public code.
+    """
     blocks = blocks_of(x, spec.block_size).abs().double()
     amax = blocks.amax(dim=-1)
     seventh = bf16(torch.full_like(amax, 1 / 7))
