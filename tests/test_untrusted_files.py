@@ -95,7 +95,7 @@ REASONS = {
         f"{T}overlay/records.py::read",
         f"{T}overlay/transaction.py::_recover_incoming",
         f"{T}overlay/transaction.py::_sync",
-        f"{T}overlay/tree.py::Tree.reading",
+        f"{T}overlay/tree.py::Tree.shared",
     ],
     "a file of one user's training, which it wrote or went on": [
         f"{T}launch/events.py::copy_events",
