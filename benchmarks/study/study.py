@@ -68,6 +68,8 @@ class Cell:
         rest |= arm.get("options", {})
         if "linear" in arm:
             rest |= {"linear": arm["linear"], "gemms": "all", "exclude": ("output_layer",)}
+        if "attention" in arm:
+            rest |= {name: arm[name] for name in ("attention", "attention_gemms") if name in arm}
         if "recipe" in arm:
             rest["recipe"] = recipes.chosen(_file(arm["recipe"]), arm.get("without", ()), ())
         return resolve(self.model, "dolma", "bf16", "study", **rest)

@@ -38,7 +38,7 @@ def test_every_cell_of_every_phase_has_a_configuration_of_its_own(study):
 
 
 def test_a_question_names_arms_that_the_study_trains(study):
-    trained = {cell.arm for cell in study.cells("study")}
+    trained = {cell.arm for phase in ("study", "attention") for cell in study.cells(phase)}
     for question in study.ARMS["questions"]:
         assert {arm for pair in question["pairs"] for arm in pair} <= trained
 
@@ -103,6 +103,16 @@ def test_the_arms_of_a_scale_rule_have_it(study):
         config = study.Cell("llama32-1b", f"mxfp4+{rule}", "h128-init", 500, 1).config
         assert config.quantization.options["scale_rule"] == rule
         assert config.quantization.types["wgrad"] == "mxfp4"
+
+
+def test_arms_of_attention_differ_in_its_backward_pass(study):
+    for kind in ("mxfp8", "mxfp4"):
+        arms = (f"attention-{kind}", f"attention-{kind}+backward")
+        cells = [study.Cell("llama32-1b", arm, "h128-init", 500, 1) for arm in arms]
+        forward, both = ({**cell.config.quantization.types} for cell in cells)
+        backward = {site: both.pop(site) for site in both.keys() - forward.keys()}
+        assert forward == both
+        assert backward == dict.fromkeys(("qk_recompute", "dv", "dp", "dq", "dk"), kind)
 
 
 def test_the_seeds_needed_are_those_of_a_t_test_with_that_power(table):

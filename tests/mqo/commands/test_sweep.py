@@ -103,6 +103,7 @@ def test_a_long_reason_of_a_failed_run_fits_in_80_columns(mqo, tmp_path):
         (("--modes", "int3*"), "'int3*'"),
         (("--training-config", "big"), "'big'"),
         (("--gemms", "wgrad"), "'wgrad'"),
+        (("--attention-gemms", "dq"), "'dq'"),
         (("--dtype", "fp8"), "'fp8'"),
         (("--model-class", "bert"), "'bert'"),
         (("--seeds", "1,x"), "'x'"),
@@ -131,6 +132,12 @@ def test_an_index_is_of_one_dataset(mqo, tmp_path):
     code, _, err = mqo("--models", "llama32-1b", *words)
     assert code == 2
     assert "--data-prefix" in err
+
+
+def test_products_of_attentions_backward_pass_make_other_runs(mqo, tmp_path):
+    words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "qk_mxfp8")
+    assert mqo(*words)[0] == mqo(*words, "--attention-gemms", "all")[0] == 0
+    assert len({*(tmp_path / "runs/sweeps").iterdir()}) == 2
 
 
 def test_layers_to_exclude_make_other_runs(mqo, tmp_path):

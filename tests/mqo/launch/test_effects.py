@@ -5,7 +5,7 @@ from mqo.errors import MqoError
 from mqo.launch.config import resolve
 from mqo.launch.effects import NoEffectError, check_effects, differing_lines
 from mqo.launch.options import OPTIONS
-from mqo.launch.variants import variants
+from mqo.launch.variants import GemmChoice, variants
 from mqo.matrix import tables
 from mqo.recipes import recipe as recipes
 from mqo.sweep.configs import jobs
@@ -193,11 +193,15 @@ def test_what_a_sweep_asks_of_all_runs_has_to_touch_one():
             check(job.config)
         return [job.config.quantization for job in found]
 
-    plain, linear = made_jobs("bf16,linear_mxfp8", gemms="all", exclude=("linear:*.0.*",))
+    plain, linear = made_jobs(
+        "bf16,linear_mxfp8", gemms=GemmChoice("all"), exclude=("linear:*.0.*",)
+    )
     assert (plain.gemms, plain.options) == ("fprop", {})
     assert (linear.gemms, linear.options) == ("all", {"exclude": ["linear:*.0.*"]})
     with pytest.raises(MqoError, match="--gemms all"):
-        made_jobs("bf16,FA_mxfp8", gemms="all")
+        made_jobs("bf16,FA_mxfp8", gemms=GemmChoice("all"))
+    with pytest.raises(MqoError, match="--attention-gemms all"):
+        made_jobs("bf16,linear_mxfp8", gemms=GemmChoice(attention="all"))
     for name in ("exclude", "include"):
         with pytest.raises(MqoError, match=f"--{name} pv"):
             made_jobs("bf16,FA_mxfp8", **{name: ("pv:*",)})

@@ -94,6 +94,8 @@ def test_a_script_itself_plans_for_machines_that_are_not_there(tmp_path):
     [
         ({"mode": "mxfp8"}, "simulated"),
         ({"mode": "mxfp8", "gemms": "all"}, "computed"),
+        ({"mode": "qk_pv_mxfp8"}, "simulated"),
+        ({"mode": "qk_pv_mxfp8", "attention_gemms": "all"}, "computed"),
         ({"mode": "bf16", "recipe": "nvfp4"}, "computed"),
         ({"mode": "mxfp8", "cache_weights": True}, "computed"),
     ],

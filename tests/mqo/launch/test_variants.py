@@ -24,14 +24,15 @@ def test_the_file_of_a_recipe_may_have_spaces(tmp_path):
 
 def test_an_axis_takes_switches_and_texts_with_commas():
     switch = variants("linear_hifp8", axes=("tensor-scale=true,false",))
-    assert [one.rest for one in switch] == [{"tensor_scale": True}, {}]
+    forward = {"attention_gemms": "forward"}  # linear modes have no product of attention
+    assert [one.rest for one in switch] == [{"tensor_scale": True} | forward, forward]
     late = "linear: mxfp4 until 0.9, then bf16"
     made = variants("linear_mxfp4", axes=(f"schedule=none|{late}", "exclude=none,output_layer"))
     assert [one.rest for one in made] == [
-        {},
-        {"exclude": ("output_layer",)},
-        {"schedule": (late,)},
-        {"schedule": (late,), "exclude": ("output_layer",)},
+        forward,
+        {"exclude": ("output_layer",)} | forward,
+        {"schedule": (late,)} | forward,
+        {"schedule": (late,), "exclude": ("output_layer",)} | forward,
     ]
     assert made[-1].name == (
         "linear_mxfp4_schedule-linear-mxfp4-until-0.9-then-bf16_exclude-output_layer"

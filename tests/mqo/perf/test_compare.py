@@ -221,6 +221,11 @@ def test_the_runs_of_a_repeat_are_held_to_each_other(runs):
         (("--model", "llama32-1b", "--mode", "int8"), "no quantization mode called 'int8'"),
         (("--model", "llama32-1b", "--mode", "source"), "no quantization mode called 'source'"),
         (("--model", "llama32-1b", "--mode", "bf16", "--gemms", "x"), "choice of GEMMs"),
+        (("--model", "llama32-1b", "--mode", "FA_mxfp8", "--gemms", "all"), "--gemms all"),
+        (
+            ("--model", "llama32-1b", "--mode", "linear_mxfp8", "--attention-gemms", "all"),
+            "--attention-gemms all",
+        ),
         (("--model", "llama32-1b", "--mode", "bf16", "--baseline", "x"), "called 'x'"),
         (
             ("--model", "llama32-1b", "--recipes", "hif4", "--axis", "block=16,32"),

@@ -10,7 +10,7 @@ from mqo.launch import arguments
 from mqo.launch.machine import Machine
 from mqo.launch.own_data import of_options
 from mqo.launch.plugins import PluginChoice
-from mqo.launch.variants import variants, with_plugins
+from mqo.launch.variants import GemmChoice, variants, with_plugins
 from mqo.perf import measure
 from mqo.perf import train as program
 from mqo.perf.comparability import PROFILER
@@ -95,8 +95,12 @@ def test_a_cell_that_cannot_run_is_refused_before_any_does():
 @pytest.mark.parametrize(
     "rest",
     [
-        {"gemms": "all"},
-        {"how": variants("", "nvfp4 without hadamard with output_layer"), "gemms": "all"},
+        {"gemms": GemmChoice("all")},
+        {"gemms": GemmChoice("all", "all"), "mode": "qk_pv_mxfp8"},
+        {
+            "how": variants("", "nvfp4 without hadamard with output_layer"),
+            "gemms": GemmChoice("all", "all"),
+        },
         {
             "how": variants(
                 "mxfp4", axes=("block=16", "rounding=stochastic", "exclude=output_layer")
@@ -118,6 +122,11 @@ def test_the_command_of_a_run_is_that_of_its_cell(rest):
         own, extra = arguments.split_flags(words[2:])
         cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
         assert cell == planned.config.with_experiment(training=cell.experiment.training)
+
+
+def test_both_choices_of_gemms_are_facts_of_a_test():
+    facts = asked(gemms=GemmChoice("all", "all")).facts
+    assert (facts["gemms"], facts["attention_gemms"]) == ("all", "all")
 
 
 def test_the_command_of_a_run_with_own_text_names_the_text(tmp_path):

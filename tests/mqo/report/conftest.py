@@ -43,7 +43,7 @@ def make_run(root, mode="bf16", *, loss=6.0, valid=None, seed=1234, steps=200, *
     """A run that ended well at these losses; `rest` is what `facts` takes, and flags."""
     folder = RunFolder(root)
     flags = ("--seed", str(seed), "--train-samples", str(4 * steps), *rest.pop("flags", ()))
-    options = ("gemms", "model", "dataset", "schedule", "data_prefix")
+    options = ("gemms", "attention_gemms", "model", "dataset", "schedule", "data_prefix")
     names = {name: rest.pop(name) for name in options if name in rest}
     model, data = names.pop("model", "llama32-1b"), names.pop("dataset", "wikipedia")
     names["name"], library = rest.pop("called", None), rest.pop("library", None)

@@ -118,6 +118,11 @@ def test_options_of_the_quantizers_make_a_variant(runs):
     assert only(runs).variant == "mxfp4, all GEMMs, block 64, without out*"
 
 
+def test_types_in_attentions_backward_pass_make_a_variant(runs):
+    runs("one", "qk_pv_mxfp4", attention_gemms="all")
+    assert only(runs).variant == "qk_pv_mxfp4, all attention GEMMs"
+
+
 def test_what_quantizes_nothing_has_no_variants(runs):
     """A sweep gives --gemms and --exclude to all its runs, the unquantized ones among them."""
     folder = runs("one", gemms="all")

@@ -47,10 +47,12 @@ def options(text):
 def quantizer(name):
     """The options of a case, as its name tells."""
     kind = name.rpartition(", ")[2]
-    from mqo.quant.formats import FORMATS
+    from mqo.quant.formats import ATTENTION_BACKWARD, FORMATS
 
     packed = f'fprop = "{kind}"\n[quantizer]\nsave_activations = "packed"\n'
     pv = 'pv = "mxfp8"\n' if "PV" in name else ""
+    if "backward" in name:
+        pv += "".join(f'{site} = "mxfp8"\n' for site in ("qk", *ATTENTION_BACKWARD))
     return f"[schedule]\n{pv}{packed if kind in FORMATS else ''}"
 
 
@@ -131,6 +133,7 @@ def main():
     cases = {
         "grouped": (False, "flash", {}),
         "grouped, PV in chunks": (False, "auto", {}),
+        "grouped, PV in chunks, backward": (False, "auto", {}),
         "grouped, PV": (False, "unfused", {}),
         "grouped, PV, core_attn": (False, "unfused", core),
         "grouped, full": (False, "flash", full),

@@ -50,6 +50,7 @@ SCORES = SCORE_KEPT // BF16 * 4 * 256  # heads x keys, for each token
 CASES = {
     "grouped": (GROUPED, "fused", 0),
     "grouped, PV in chunks": (GROUPED, "chunked", 0),
+    "grouped, PV in chunks, backward": (GROUPED, "chunked", 0),
     "grouped, PV": (GROUPED, "unfused", SCORES),
     "grouped, PV, core_attn": (GROUPED, "core_attn", 0),
     "grouped, wide": (WIDE, "fused", 0),
@@ -159,6 +160,18 @@ def test_chunks_work_with_buffers_of_one_size_and_gradients_of_keys_and_values()
     more = memory(layout, "pv_mxfp8").working - memory(layout).working
     keys = 8192 * 2 * 4 * 128  # of a rank's groups, and their values
     assert more == 2**25 * (3 * 2 + 3 * 4) + keys * (2 + 4)
+
+
+def test_typed_products_of_attentions_backward_pass_round_their_operands():
+    def working(*sites, attention="chunked"):
+        arithmetic = Arithmetic(attention=attention, backward=frozenset(sites))
+        model, layout = tables.models()["llama31-8b"], Layout(8, tensor=2)
+        return stage_memory(model, STANDARD, arithmetic, layout, 0).working
+
+    plain, queries, keys = working(), 2 * 8192 * 16 * 128, 2 * 8192 * 4 * 128  # bytes of a rank's
+    assert working("qk_recompute", "dv", "dp", "dq", "dk") == plain + 4 * queries + keys
+    assert working("dv", "dp") == plain + 2 * queries
+    assert working("dq") == plain + keys
 
 
 def test_a_first_stage_holds_more_micro_batches_and_the_last_one_the_logits():

@@ -98,6 +98,41 @@ def test_one_rank_has_the_bytes_and_the_products_of_real_tensors(simulated, mode
     assert flops(fake) == flops(real) != [0, 0]
 
 
+BACKWARD = ("qk_recompute", "dv", "dp", "dq", "dk")
+
+
+@pytest.mark.parametrize(
+    ("mode", "sites"),
+    [
+        ("qk_pv_mxfp8", ("qk", "pv", *BACKWARD)),
+        pytest.param("pv_nvfp4", ("pv", "dv", "dp"), marks=pytest.mark.slow),
+    ],
+)
+def test_types_in_attentions_backward_pass_are_those_of_real_tensors_and_of_the_coverage(
+    simulated, vendored, checkout_with, tmp_path, mode, sites
+):
+    config = tiny("llama32-1b", mode, OVERLAPPED, attention_gemms="all")
+    (fake,), (real,) = (simulated(config, 1, [1, 1], real) for real in (False, True))
+    assert fake.step_peaks == real.step_peaks
+    assert products(fake) == products(real)
+    project = checkout_with(cache=tmp_path)
+    known = coverage.of_config(project, vendored, Series.of_project(project), config)
+    # One chunk: as in the coverage, the products have the scores of hidden keys.
+    works = fake.steps[-1].counted_works().items()
+    ours = by_site((work, work.flops * calls) for work, calls in works)
+    assert ours.keys() == {*sites}
+    assert ours == by_site((row, row.flops) for row in known.products)
+
+
+def by_site(rows):
+    """{site: FLOPs} of attention's products with a type."""
+    flops = {}
+    for row, count in rows:
+        if row.quant_type not in (None, "none") and row.gemm not in ("fprop", "dgrad", "wgrad"):
+            flops[row.gemm] = flops.get(row.gemm, 0) + count
+    return flops
+
+
 PIPELINED = "--pipeline-model-parallel-size 2"
 
 

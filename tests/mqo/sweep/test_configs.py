@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 from mqo.errors import DataError, MqoError, UnknownNameError
+from mqo.launch.variants import GemmChoice
 from mqo.sweep import configs
 
 
@@ -93,11 +94,34 @@ def test_an_axis_is_of_modes_that_quantize():
 
 def test_recipes_come_behind_modes_and_beside_bf16_alone():
     assert names(jobs(modes=None, recipes="nvfp4, hif4")) == ["bf16", "nvfp4-recipe", "hif4-recipe"]
-    made = jobs(modes="bf16,linear_mxfp4", recipes="mxfp8", axes=("block=16",), gemms="all")
+    made = jobs(
+        modes="bf16,linear_mxfp4", recipes="mxfp8", axes=("block=16",), gemms=GemmChoice("all")
+    )
     assert names(made) == ["bf16", "linear_mxfp4_block-16", "mxfp8-recipe"]
     assert made[2].config.quantization.recipe.name == "mxfp8"
     assert made[2].config.quantization.types["dgrad"] == "mxfp8"
     assert made[2].label.endswith("_mxfp8-recipe")
+
+
+def test_runs_that_differ_only_by_products_of_attention_have_other_digests():
+    modes, choice = "bf16,linear_mxfp8,qk_mxfp8", GemmChoice(attention="all")
+    plain, chosen = jobs(modes=modes), jobs(modes=modes, gemms=choice)
+    assert names(plain) == names(chosen)
+    same = [one.digest == other.digest for one, other in zip(plain, chosen, strict=True)]
+    assert same == [True, True, False]
+    quantization = chosen[2].config.quantization
+    assert quantization.attention_gemms == "all"
+    assert quantization.types["dq"] == "mxfp8"
+
+
+def test_an_axis_and_a_pattern_may_be_of_attentions_backward_pass():
+    choice = GemmChoice(attention="all")
+    made = jobs(modes="pv_mxfp8", axes=("exclude=none,dv:*",), gemms=choice)
+    assert names(made) == ["pv_mxfp8_exclude-none", "pv_mxfp8_exclude-dv-"]
+    (kept,) = jobs(modes="pv_mxfp8", gemms=choice, exclude=("dv:*",))
+    assert kept.config.quantization.options == {"exclude": ["dv:*"]}
+    with pytest.raises(MqoError, match=r"dv:\*"):
+        jobs(modes="pv_mxfp8", exclude=("dv:*",))
 
 
 def test_a_value_that_the_option_does_not_have_is_refused():

@@ -29,6 +29,9 @@ ModelClassOption = Annotated[
 ]
 FlagsArgument = Annotated[list[str] | None, typer.Argument(help="Megatron's flags, after `--`.")]
 GemmsOption = Annotated[str, typer.Option(help="fprop, or all: also dgrad and wgrad.")]
+AttentionGemmsOption = Annotated[
+    str, typer.Option(help="forward, or all: also the products of attention's backward pass.")
+]
 # Ways to quantize, as mqo.launch.variants reads them.
 RecipesOption = Annotated[
     list[str] | None,

@@ -8,6 +8,7 @@ from click.core import ParameterSource
 
 from mqo.commands.options import (
     OWN_MODEL,
+    AttentionGemmsOption,
     AxisOption,
     FlagsArgument,
     FormatsOption,
@@ -65,6 +66,7 @@ def perf(
     shrink: ShrinkOption = None,
     model_class: ModelClassOption = None,
     gemms: GemmsOption = "fprop",
+    attention_gemms: AttentionGemmsOption = "forward",
     formats: FormatsOption = None,
     plugin: PluginOption = None,
     plugin_option: PluginOptionOption = None,
@@ -92,7 +94,7 @@ def perf(
     from mqo.launch.models import shrink_of
     from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
-    from mqo.launch.variants import check_set_once, variants, with_plugins
+    from mqo.launch.variants import GemmChoice, check_set_once, variants, with_plugins
     from mqo.matrix import tables
     from mqo.perf import measure
     from mqo.perf.train import PerfOptions
@@ -111,11 +113,12 @@ def perf(
             )
         own = FormatChoice.from_options(formats)  # before names are checked
         plugins = PluginChoice.from_options(plugin, plugin_option)
-        choice = tables.check_gemms(gemms)
+        choice = GemmChoice.of_names(gemms, attention_gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
         check_set_once(axis or (), plugins.options)
-        ways = (base, *variants(joined(mode) or "", joined(recipes) or "", axis or ()))
-        base, *chosen = with_plugins(ways, plugins)
+        ways = variants(joined(mode) or "", joined(recipes) or "", axis or (), choice)
+        choice.refuse_unread(ways)
+        base, *chosen = with_plugins((base, *ways), plugins)
         tokens, extra = tokenizer and tokenizer.resolve(), tuple(flags or ())
         data = own_data.of_options(Project.here(), text or (), tokens, None, extra, strict=strict)
         dataset = dataset or (data.text.name if data.text else "wikipedia")

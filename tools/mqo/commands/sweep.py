@@ -10,6 +10,7 @@ import typer
 
 from mqo.commands.options import (
     OWN_MODEL,
+    AttentionGemmsOption,
     AxisOption,
     ExcludeOption,
     FlagsArgument,
@@ -94,6 +95,7 @@ def sweep(
     jobs: Jobs = None,
     seeds: Seeds = None,
     gemms: GemmsOption = "fprop",
+    attention_gemms: AttentionGemmsOption = "forward",
     exclude: ExcludeOption = None,
     include: IncludeOption = None,
     dtype: Annotated[str | None, typer.Option(help="fp32, bf16 or fp16.")] = None,
@@ -117,6 +119,7 @@ def sweep(
     from mqo.launch.models import shrink_of
     from mqo.launch.own_formats import FormatChoice
     from mqo.launch.plugins import PluginChoice
+    from mqo.launch.variants import GemmChoice
     from mqo.matrix import tables
     from mqo.output import folder_of
     from mqo.project import Project
@@ -143,7 +146,7 @@ def sweep(
         extra_flags=extra,
         shrink=shrink_of(shrink),
         model_class=check_class(model_class),
-        gemms=tables.check_gemms(gemms),
+        gemms=GemmChoice.of_names(gemms, attention_gemms),
         exclude=tuple(exclude or ()),
         include=tuple(include or ()),
         dtype=tables.check_dtype(dtype),

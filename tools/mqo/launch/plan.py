@@ -209,9 +209,10 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
         options = parse_quant_config(config.quant_toml(dict(types)))
     except ValueError as error:
         raise MqoError(f"The options of the run are not valid: {error}") from None
-    chunked = {"pv", *formats.ATTENTION_BACKWARD}
-    rounded = any(types.get(site, NONE) != NONE for site in chunked)
-    rounded = rounded or bool(chunked & schedules(types, quant.schedule).keys())
+    typed = {site for site, name in types.items() if name != NONE}
+    typed |= schedules(types, quant.schedule).keys()
+    backward = frozenset(typed & {*formats.ATTENTION_BACKWARD})
+    rounded = "pv" in typed or bool(backward)
     attention: Attention = "chunked" if rounded else "fused"
     spec = options.operand_spec("pv", "probs", "", types.get("pv", NONE)).spec
     by_tensor = rounded and spec.scales_by_tensor
@@ -227,7 +228,9 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
                 "sequence": sizes.seq_length,
             }
         ),
-        arithmetic=Arithmetic(linear, _copies(options, types, WIDTH[experiment.dtype]), attention),
+        arithmetic=Arithmetic(
+            linear, _copies(options, types, WIDTH[experiment.dtype]), attention, backward
+        ),
         dtype=experiment.dtype,
         gpus=cluster.processes,
         per_node=cluster.nproc_per_node,
@@ -235,8 +238,8 @@ def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -
         cached=options.cache_weights,
         block=max((options.blocks().get(site, 0) for site in ("fprop", "dgrad")), default=0),
         # With types in dgrad or wgrad, rounded gradients of the logits also exist at the peak. A
-        # recipe keeps copies, too. The simulated table has neither.
-        listed=not (quant.recipe or quant.schedule)
+        # recipe keeps copies, and so does attention's backward pass. The simulated table has none.
+        listed=not (quant.recipe or quant.schedule or backward)
         and {types.get(site, NONE) for site in ("dgrad", "wgrad")} == {NONE},
     )
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mqo.errors import MqoError
 from mqo.launch.effects import (
@@ -25,6 +25,52 @@ from mqo.recipes import recipe as recipes
 from mqo.recipes.quantizers import declare_file
 
 SCHEDULE = "schedule"
+
+
+class GemmChoice(NamedTuple):
+    """The products that all modes of a command quantize: `--gemms` and `--attention-gemms`."""
+
+    linear: tables.Gemms = "fprop"
+    attention: tables.AttentionGemms = "forward"
+
+    @classmethod
+    def of_names(cls, linear: str, attention: str) -> GemmChoice:
+        """Return the choice of these names; UnknownNameError lists the valid ones."""
+        return cls(tables.check_gemms(linear), tables.check_attention_gemms(attention))
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Return the choice as arguments of `resolve`."""
+        return {"gemms": self.linear, "attention_gemms": self.attention}
+
+    @property
+    def words(self) -> list[str]:
+        """Return the flags of `mqo train` for what is not the default."""
+        usual = GemmChoice().fields
+        chosen = {name: value for name, value in self.fields.items() if value != usual[name]}
+        return [word for name, value in chosen.items() for word in (_flag(name), value)]
+
+    def types(self, mode: str, rest: Mapping[str, Any]) -> dict[str, str]:
+        """Return {site: type} of a mode; a variant's `rest` overrides the choice."""
+        chosen = {**self.fields, **rest}
+        return tables.modes()[mode].types(chosen["gemms"], chosen["attention_gemms"])
+
+    def refuse_unread(self, ways: Sequence[Variant]) -> None:
+        """Raise MqoError if a choice changes none of the variants."""
+        for name, kind in (("gemms", "linear layers"), ("attention_gemms", "attention")):
+            value, usual = self.fields[name], GemmChoice().fields[name]
+            if value != usual and all(way.rest.get(name) == usual for way in ways):
+                raise MqoError(
+                    f"{_flag(name)} {value} changes nothing: no mode quantizes {kind}",
+                    expected="a mode that does; a recipe has a type for each GEMM",
+                )
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+FORWARD = GemmChoice()
 
 
 @dataclass(frozen=True)
@@ -45,7 +91,7 @@ def variants(
     modes: str | None,
     recipe_list: str = "",
     axes: Sequence[str] = (),
-    gemms: tables.Gemms = "fprop",
+    gemms: GemmChoice = FORWARD,
 ) -> list[Variant]:
     """Return the modes with each combination of the axes' values, and then the recipes.
 
@@ -135,7 +181,7 @@ def _plugin_options(ways: Sequence[Variant], plugins: PluginChoice) -> dict[str,
     }
 
 
-def _read_axes(mode: str, axes: Mapping[str, Sequence[Any]], gemms: tables.Gemms) -> set[str]:
+def _read_axes(mode: str, axes: Mapping[str, Sequence[Any]], gemms: GemmChoice) -> set[str]:
     """Return the axes that change an operand of the mode at some combination of values."""
     axes_read: set[str] = set()
     for values in itertools.product(*axes.values()):
@@ -145,9 +191,9 @@ def _read_axes(mode: str, axes: Mapping[str, Sequence[Any]], gemms: tables.Gemms
     return axes_read
 
 
-def _read_options(mode: str, options: Mapping[str, Any], gemms: tables.Gemms) -> dict[str, Any]:
+def _read_options(mode: str, options: Mapping[str, Any], gemms: GemmChoice) -> dict[str, Any]:
     """Return the options that an operand of the mode reads."""
-    types = tables.modes()[mode].types(gemms)
+    types = gemms.types(mode, {})
     schedule = options.get(SCHEDULE, ())
     own = {name for name in options if _is_own(name)}
     chosen = {k: list(v) if isinstance(v, tuple) else v for k, v in options.items() if v != ()}
@@ -179,8 +225,12 @@ def _of_mode(mode: str, options: Mapping[str, Any]) -> Variant:
     words = ["--quantization", mode, *_words(rest)]
     words += [word for text in own for word in ("--plugin-option", text)]
     rest |= {"plugin_options": own} if own else {}
-    if tables.modes()[mode].linear == tables.NONE:
-        rest["gemms"] = "fprop"  # --gemms all changes nothing in this mode
+    row = tables.modes()[mode]
+    # A choice of GEMMs changes nothing in a mode that quantizes none of its kind.
+    if row.linear == tables.NONE:
+        rest["gemms"] = FORWARD.linear
+    if row.qk == row.pv == tables.NONE:
+        rest["attention_gemms"] = FORWARD.attention
     return Variant("_".join([mode, *parts]), mode, rest, tuple(words))
 
 
@@ -193,7 +243,7 @@ def _of_recipe(text: str) -> Variant:
     return Variant(
         recipe.label.replace(" ", "-"),
         tables.UNQUANTIZED,
-        {"recipe": recipe, "gemms": "fprop"},
+        {"recipe": recipe, **FORWARD.fields},
         ("--recipe", name, *flags),
     )
 

@@ -21,9 +21,8 @@ from mqo.launch.own_data import NO_DATA, OwnData, text_words
 from mqo.launch.plugins import split_option
 from mqo.launch.prepare import check_config
 from mqo.launch.run import run
-from mqo.launch.variants import Variant
+from mqo.launch.variants import FORWARD, GemmChoice, Variant
 from mqo.matrix import layer_pattern, tables
-from mqo.matrix.tables import Gemms
 from mqo.perf.comparability import run_of
 from mqo.project import Project
 from mqo.quant.own_formats import OWN, users_file
@@ -44,7 +43,7 @@ class PerfOptions:
     baseline: Variant
     dataset: str
     config: str
-    gemms: Gemms = "fprop"
+    gemms: GemmChoice = FORWARD
     flags: tuple[str, ...] = ()
     steps: int = 50
     data: OwnData = NO_DATA
@@ -56,7 +55,8 @@ class PerfOptions:
         """Return the options for perf.json, with the names of mode and baseline."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         del values["data"]  # the runs record it
-        return values | {"mode": self.mode.name, "baseline": self.baseline.name}
+        names = {"mode": self.mode.name, "baseline": self.baseline.name}
+        return values | self.gemms.fields | names
 
     def planned(
         self, name: str, variant: Variant, *flags: str, threads: int | None = None, **rest: Any
@@ -68,7 +68,7 @@ class PerfOptions:
         self, variant: Variant, *flags: str, steps: int, save: bool = False, processes: int = 1
     ) -> RunConfig:
         """Return the configuration of a run of at most `steps` steps."""
-        more: dict[str, Any] = {"gemms": self.gemms, "extra_flags": (*self.flags, *flags)}
+        more: dict[str, Any] = {**self.gemms.fields, "extra_flags": (*self.flags, *flags)}
         more |= {"shrink": self.shrink, "model_class": self.model_class}
         more |= {**self.data.fields, **variant.rest}
         cluster = Cluster(nproc_per_node=processes)
@@ -98,11 +98,8 @@ class PerfRun:
             words += ["--shrink", "{},{}".format(*experiment.shrink)]
         words += [hybrid.OPTION, experiment.model_class] if experiment.model_class else []
         words += ["--dataset", experiment.dataset.name, *self.variant.words]
-        words += (
-            ["--gemms", quantization.gemms]
-            if quantization.gemms != "fprop" and not quantization.recipe
-            else []
-        )
+        chosen = GemmChoice(quantization.gemms, quantization.attention_gemms)
+        words += [] if quantization.recipe else chosen.words
         words += [*_format_words(self.config), *_plugin_words(self.config, self.variant)]
         words += text_words(experiment)
         words += ["--training-config", experiment.training.name]

@@ -5,6 +5,7 @@ on CUDA: activations in one kernel, attention without the s x s scores, no dropo
 the same tensors on the CPU.
 """
 
+from collections.abc import Set
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -45,12 +46,14 @@ class Arithmetic:
     """The arithmetic of a run, as far as it affects memory.
 
     linear: the type of fprop's input. copies: bytes per weight of a linear layer's rounded copies,
-    0 if no copy is kept. attention: how local attention runs.
+    0 if no copy is kept. attention: how local attention runs. backward: the products of its
+    backward pass that have a type.
     """
 
     linear: str = NONE
     copies: int = 0
     attention: Attention = "fused"
+    backward: frozenset[str] = frozenset()
 
     @classmethod
     def of_mode(cls, mode: Mode, dtype: Dtype = "bf16") -> "Arithmetic":
@@ -121,7 +124,10 @@ def stage_memory(
     in_flight = min(layout.pipeline - stage, micro_batches)
     scored = attentions * in_flight if layout.recompute == "none" else 1
     rounded = _rounded(model, training, layout, weights) * (arithmetic.copies > 0)
-    chunks = _chunks(model, training, layout, width) * (arithmetic.attention == "chunked")
+    chunks = 0
+    if arithmetic.attention == "chunked":
+        chunks = _chunks(model, training, layout, width)
+        chunks += width * _rounded_in_backward(model, training, layout, arithmetic.backward)
     scores = _scores(model, training, layout, scored, width) * (arithmetic.attention == "unfused")
     ends = width * tokens * model.hidden_size * 2 * last  # the last norm's input and output
     head = _saved(model.hidden_size, model.hidden_size, linear, width) * last
@@ -265,7 +271,7 @@ def _latent(model: Shape, attention: Attention) -> tuple[int, int]:
     """
     mla, heads = model.mla, model.num_attention_heads
     assert mla is not None
-    key, value = mla.qk_head_dim + mla.qk_pos_emb_head_dim, mla.v_head_dim
+    key, value = _head_sizes(model)
     fused = 4 * key + value + FP32 // BF16
     latents = 2 * mla.kv_lora_rank + mla.qk_pos_emb_head_dim
     each = fused if attention == "fused" else 2 * key + 2 * value
@@ -318,8 +324,7 @@ def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int
 
     They are the buffers of scores, and keys and values by head with their gradients in fp32.
     """
-    heads, sequence, mla = model.num_attention_heads, training.sequence, model.mla
-    groups = heads if mla else model.num_query_groups or heads
+    heads, sequence, groups = model.num_attention_heads, training.sequence, _groups(model)
     queries = sequence // layout.context
     span = chunks.Span(0, queries, sequence - queries)
     scores = chunks.ChunkPlan(
@@ -333,11 +338,36 @@ def _chunks(model: Shape, training: Training, layout: Layout, width: int) -> int
     ).elements
     # Unnormalized probabilities need one more buffer, in the scores' dtype.
     buffers = scores * (4 * FP32 if width == FP32 else 3 * width + 3 * FP32)
-    head = 2 * model.head_size
-    if mla:
-        head = mla.qk_head_dim + mla.qk_pos_emb_head_dim + mla.v_head_dim
-    values = training.micro_batch * sequence * groups // layout.tensor * head
+    values = training.micro_batch * sequence * groups // layout.tensor * sum(_head_sizes(model))
     return buffers + (width + FP32) * values
+
+
+def _rounded_in_backward(
+    model: Shape, training: Training, layout: Layout, backward: Set[str]
+) -> int:
+    """Return a bound of the values that the typed products of attention's backward pass round.
+
+    A product may have a copy of its queries, of the context's gradient, or of its keys. `_chunks`
+    has the keys of one product and the values of one.
+    """
+    heads, (key, value) = model.num_attention_heads, _head_sizes(model)
+    query = heads * key * len(backward & {"qk_recompute", "dk"})
+    grad = heads * value * len(backward & {"dp", "dv"})
+    keys = _groups(model) * key * bool(backward & {"qk_recompute", "dq"})
+    tokens = training.micro_batch * training.sequence // layout.context
+    return tokens * (query + grad + keys) // layout.tensor
+
+
+def _head_sizes(model: Shape) -> tuple[int, int]:
+    """Return the size of a key and of a value of one head."""
+    if model.mla is None:
+        return model.head_size, model.head_size
+    return model.mla.qk_head_dim + model.mla.qk_pos_emb_head_dim, model.mla.v_head_dim
+
+
+def _groups(model: Shape) -> int:
+    """Return the number of heads of keys and values."""
+    return (None if model.mla else model.num_query_groups) or model.num_attention_heads
 
 
 def _rounded(model: Shape, training: Training, layout: Layout, weights: Weights) -> int:

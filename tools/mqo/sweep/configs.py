@@ -14,7 +14,14 @@ from mqo.launch.naming import folder_part
 from mqo.launch.own_formats import NO_FORMATS, FormatChoice
 from mqo.launch.plugins import NO_PLUGINS, PluginChoice, declare_files
 from mqo.launch.prepare import check_config
-from mqo.launch.variants import Variant, check_set_once, variants, with_plugins
+from mqo.launch.variants import (
+    FORWARD,
+    GemmChoice,
+    Variant,
+    check_set_once,
+    variants,
+    with_plugins,
+)
 from mqo.matrix import tables
 
 
@@ -64,6 +71,7 @@ def jobs(
     extra_flags: tuple[str, ...] = (),
     plugins: PluginChoice = NO_PLUGINS,
     formats: FormatChoice = NO_FORMATS,
+    gemms: GemmChoice = FORWARD,
     **rest: Any,
 ) -> list[Job]:
     """Return a job for each combination of model, dataset, seed and way to quantize.
@@ -77,11 +85,11 @@ def jobs(
     """
     declare_files(plugins.files)  # before their names are types
     check_set_once(axes, plugins.options)
-    ways = variants(modes, recipes, axes, rest.get("gemms", "fprop"))
+    ways = variants(modes, recipes, axes, gemms)
     each_seed: list[int | None] = [*dict.fromkeys(seeds)] or [None]
     product = itertools.product(
         expand_models(models),
-        _with_settings(ways, plugins, rest),
+        _with_settings(ways, plugins, gemms, rest),
         each_seed,
         _datasets(datasets, rest.get("data_prefix")),
     )
@@ -100,23 +108,24 @@ def jobs(
 
 
 def _with_settings(
-    ways: Sequence[Variant], plugins: PluginChoice, rest: Mapping[str, Any]
+    ways: Sequence[Variant], plugins: PluginChoice, gemms: GemmChoice, rest: Mapping[str, Any]
 ) -> list[Variant]:
     """Return the variants with the settings of all runs that apply to them.
 
     Raises:
-        MqoError: --gemms or a pattern of layers applies to none of them.
+        MqoError: a choice of GEMMs or a pattern of layers applies to none of them.
     """
-    gemms = rest.get("gemms", "fprop")
-    if gemms != "fprop" and all(way.rest.get("gemms") == "fprop" for way in ways):
-        raise MqoError(
-            f"--gemms {gemms} changes nothing: no mode quantizes linear layers",
-            expected="a mode that does; a recipe has a type for each GEMM",
-        )
+    gemms.refuse_unread(ways)
     patterns = {name: _patterns_read(ways, name, rest.get(name, ()), gemms) for name in PATTERNS}
     return [
         replace(
-            way, rest={**rest, **{n: read[way.name] for n, read in patterns.items()}, **way.rest}
+            way,
+            rest={
+                **rest,
+                **gemms.fields,
+                **{name: read[way.name] for name, read in patterns.items()},
+                **way.rest,
+            },
         )
         for way in with_plugins(ways, plugins)
     ]
@@ -133,13 +142,13 @@ def _add(jobs: dict[str, Job], job: Job) -> None:
 
 
 def _patterns_read(
-    ways: Sequence[Variant], option: str, patterns: Sequence[str], gemms: tables.Gemms
+    ways: Sequence[Variant], option: str, patterns: Sequence[str], gemms: GemmChoice
 ) -> dict[str, tuple[str, ...]]:
     """Return {variant: patterns for sites that it quantizes}; MqoError for an unused pattern."""
     patterns_read = {}
     for way in ways:
         recipe = way.rest.get("recipe")
-        types = tables.modes()[way.mode].types(way.rest.get("gemms", gemms))
+        types = gemms.types(way.mode, way.rest)
         types |= recipe.types.model_dump() if recipe else {}
         unread = unread_patterns(quant_config(types, {option: list(patterns)}), option)
         kept = tuple(text for text in patterns if text not in unread)

@@ -128,3 +128,30 @@ def test_an_operand_with_the_values_of_fprop_has_its_type(options):
     tags = Tags()
     operands = tagging(gemm_operands, tags)("dgrad", "mixed", SimpleNamespace(mqo_layer="a"))
     assert tags.get(operands.rhs(torch.ones(2, 2))) == Tag("dgrad", "a", "hif4")
+
+
+def test_chunks_of_attention_keep_the_tags_of_their_operands():
+    tags, layer = Tags(), SimpleNamespace(mqo_layer="a")
+    operands = tagging(gemm_operands, tags)("dk", "mxfp8", layer)
+    parts = operands.lhs_parts((1, 4, 4), 1.0, torch.device("cpu"))
+    scores = parts.quantize(torch.ones(1, 4, 4), 0, 0, out=torch.empty(1, 4, 4))
+    query = operands.rhs(torch.ones(4, 1, 8))
+
+    def backward(_):
+        torch.bmm(scores.transpose(1, 2), query.transpose(0, 1).contiguous().clone())
+        torch.bmm(scores, torch.ones(1, 4, 2))
+
+    x = torch.ones((), requires_grad=True)
+    x.register_hook(backward)
+    found = products(counted(lambda: x.sigmoid().backward(), tags))
+    assert [(work.gemm, work.quant_type) for work in found] == [
+        ("dk", "mxfp8"),
+        ("dk backward", None),
+    ]
+
+
+def test_copies_of_a_linear_layers_operand_have_no_tag():
+    tags, x, copies = Tags(), torch.ones(2, 2), []
+    tags.put(x, Tag("fprop", "a", "none"), "lhs")
+    counted(lambda: copies.append(x.clone()), tags)
+    assert tags.get(copies[0]) is None

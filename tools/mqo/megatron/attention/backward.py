@@ -54,9 +54,15 @@ class BackwardOperands:
         for tensors, is_read in ((rounded, False), (unrounded, True)):
             for tensor, products in zip(tensors, readers, strict=True):
                 reads = any(product.has_type == is_read for product in products)
-                kept.append(tensor if reads else None)
+                kept.append(_alone(tensor) if reads else None)
         ctx.save_for_backward(*kept)
         self.qk_recompute.quantization.micro_batches.keep(ctx)
+
+
+def _alone(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy of a part: a saved part of a projection would keep all of it."""
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
 
 
 def saved(ctx: Any) -> tuple[Heads, Heads]:

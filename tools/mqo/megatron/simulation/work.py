@@ -1,10 +1,13 @@
 """Count a rank's work: matrix products with their types, and the bytes of other operations."""
 
+from __future__ import annotations
+
 import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +15,7 @@ from torch import Tensor
 
 from mqo.megatron.simulation.memory import tensors
 from mqo.megatron.simulation.watch import Call
+from mqo.quant import formats
 from mqo.quant.labels import LABEL, UNLABELED
 
 aten = torch.ops.aten
@@ -19,6 +23,7 @@ aten = torch.ops.aten
 GROUPED = aten._grouped_mm
 PRODUCTS = {aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addmm_, aten.baddbmm_, GROUPED}
 OF_BACKWARD = " backward"
+_COPIES = {aten.clone, aten._to_copy}
 # Operations that move no data.
 _FREE = ("empty", "_unsafe_view", "detach", "alias", "set_", "lift_fresh", "resize_", "new_empty")
 
@@ -64,10 +69,22 @@ class Tags:
 
     def put(self, tensor: Tensor, tag: Tag, side: str) -> Tensor:
         """Tag a tensor, the operand of this side, and return it."""
-        storage = tensor.untyped_storage()
-        self._tags[storage._cdata] = (weakref.ref(storage), tag)
+        self._put(tensor, tag)
         self.latest[tag.site] = self.sides[side] = tag
         return tensor
+
+    def _put(self, tensor: Tensor, tag: Tag) -> None:
+        storage = tensor.untyped_storage()
+        self._tags[storage._cdata] = (weakref.ref(storage), tag)
+
+    def copy(self, tensor: Tensor, result: Tensor) -> None:
+        """Tag a copy of an operand of attention, whose chunks copy the rows that they multiply.
+
+        A copy of another operand may be used elsewhere.
+        """
+        tag = self.get(tensor)
+        if tag and formats.SITES[tag.site].layer == formats.ATTENTION:
+            self._put(result, tag)
 
     def get(self, tensor: Tensor) -> Tag | None:
         """Return a tensor's tag."""
@@ -90,9 +107,27 @@ class TaggedOperands:
         """Return the right operand for the GEMM."""
         return self._put("rhs", self._real.rhs(tensor))
 
+    def lhs_parts(self, *sizes: Any) -> TaggedParts:
+        """Return a quantizer that takes the left operand in parts."""
+        return TaggedParts(self._real.lhs_parts(*sizes), partial(self._put, "lhs"))
+
     def _put(self, side: str, tensor: Tensor) -> Tensor:
         tag = Tag(self._site, self._layer, quant_type_of(self._real, side))
         return self._tags.put(tensor, tag, side)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+class TaggedParts:
+    """Quantize parts of an operand, and tag them."""
+
+    def __init__(self, real: Any, put: Callable[[Tensor], Tensor]) -> None:
+        self._real, self._put = real, put
+
+    def quantize(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Return a part of the operand for the GEMM."""
+        return self._put(self._real.quantize(*args, **kwargs))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
@@ -135,6 +170,8 @@ class Works:
         packet = call.func.overloadpacket
         if call.func.namespace in ("c10d", "prim"):
             return
+        if packet in _COPIES:
+            self.tags.copy(call.args[0], call.result)
         if packet in PRODUCTS:
             self.counts[self._product(call)] += 1
         elif packet in ATTENTION:
@@ -161,13 +198,16 @@ class Works:
             tags = list(self.tags.sides.values())
         layer = tags[0].layer if tags else call.origin.layer
         gemm = tags[0].site if tags else call.func.overloadpacket.__name__
+        has_site = len(tags) == 2 and tags[0].site == tags[1].site
         if call.backward and not call.recomputed:
-            if gemm not in ("dgrad", "wgrad"):  # no site: a product of autograd
+            # Only one operand of a product of attention without a type has passed a site.
+            sites = ("dgrad", "wgrad", *(formats.ATTENTION_BACKWARD if has_site else ()))
+            if gemm not in sites:  # a product of autograd
                 node = torch._C._current_autograd_node()._sequence_nr()
                 return layer, self._nodes.get(node, gemm) + OF_BACKWARD, None
         else:
             self._nodes.setdefault(torch.autograd._get_sequence_nr() - 1, gemm)
-        if len(tags) < 2 or tags[0].site != tags[1].site:
+        if not has_site:
             return layer, gemm, None
         return layer, gemm, " x ".join(dict.fromkeys(tag.quant_type for tag in tags))
 
