@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -103,7 +102,7 @@ def sensitivity(
     lines = table_lines(result)
     if share is not None:
         chosen = keep.kept(result, share)
-        summary = f"{label}, with the {len(chosen)} most sensitive of {result.title} unquantized"
+        summary = f"{label}, except the most sensitive {by}s of {result.checkpoint}"
         keep.write(keep.keeping(measured, chosen), quant.plugins, summary, files[1])
         lines.append(f"kept unquantized: {', '.join(change.name for change in chosen)}")
     draw(result, files[0])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
+from functools import partial
 from typing import Any
 
 from mqo.display import Count, Display, Say
@@ -97,10 +98,16 @@ def measure(
         by=by,
         rank=rank,
         everything=Change.from_table(facts.pop("everything")),
-        changes=tuple(sorted(changes, key=attrgetter(rank), reverse=True)),
+        changes=tuple(sorted(changes, key=partial(_size, rank), reverse=True)),
         text=tuple(facts.pop("text")),
         **facts,
     )
+
+
+def _size(rank: str, change: Change) -> float:
+    """Return what ranks a change; a quantity that is not a number ranks first."""
+    value: float = getattr(change, rank)
+    return math.inf if math.isnan(value) else value
 
 
 def table_lines(result: Sensitivity) -> list[str]:
@@ -113,7 +120,7 @@ def table_lines(result: Sensitivity) -> list[str]:
     text.append(f"{result.by:<{width}} {'gradient':>9} {'loss':>9} {'+/-':>8} {'weights':>13}")
     for row in rows:
         text.append(
-            f"{row.name:<{width}} {row.gradient:>9.2%} {row.loss:>+9.5f} {row.loss_error:>8.5f} "
+            f"{row.name:<{width}} {row.gradient:>9.2%} {row.loss:>+z9.5f} {row.loss_error:>8.5f} "
             f"{row.weights:>13,}"
         )
     return text

@@ -22,7 +22,7 @@ def draw(result: Sensitivity, target: Path) -> None:
         1, 2, sharey=True, figsize=(9, 1.0 + 0.22 * len(rows)), layout="constrained"
     )
     left.barh(positions, [100 * row.gradient for row in rows], color=COLOR)
-    left.set_xlabel("change of the gradient, % of its norm", fontsize=9)
+    left.set_xlabel("change of the gradient,\n% of its norm", fontsize=9)
     left.set_yticks(positions, [row.name for row in rows], fontsize=8)
     left.set_ylim(len(rows) - 0.5, -0.5)  # the first row on top
     right.errorbar(
@@ -34,8 +34,9 @@ def draw(result: Sensitivity, target: Path) -> None:
         color=COLOR,
     )
     right.axvline(0, color="grey", linewidth=0.8)
-    right.set_xlabel("change of the loss, nats per token; 2 standard errors", fontsize=9)
+    right.set_xlabel("change of the loss, nats per token,\n2 standard errors", fontsize=9)
     for axes in (left, right):
+        axes.set_axisbelow(True)
         axes.grid(axis="x", alpha=0.25)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="x", labelsize=8)

@@ -90,7 +90,7 @@ def recipe_lines(recipe: Recipe, plugins: Sequence[RunPlugin], summary: str) -> 
     yield from _operand_lines(recipe, "operands")
     for rule in recipe.rules:
         yield "\n[[rules]]"
-        for key, value in rule.model_dump(exclude_defaults=True).items():
+        for key, value in sorted(rule.model_dump(exclude_defaults=True).items()):
             yield f"{key} = {toml_value(value)}"
     for name, table in recipe.recipes.items():
         path = f"recipes.{toml_key(name)}"
