@@ -67,13 +67,17 @@ def measure(
     options = current()
     found_layers = find_layers(model)
     names = {
-        kind: [found.layer.name for found in found_layers if _has_sites(found, kind)]
-        for kind in (LINEAR, ATTENTION)
+        of: [found.layer.name for found in found_layers if _has_sites(found, of)]
+        for of in (LINEAR, ATTENTION)
     }
     members = subsets(options, kind, names)
     if not members:
         raise SavedError("Nothing of this model is quantized", "a recipe or mode for its layers")
-    sizes = {found.layer.name: found.owner.numel() for found in found_layers if _is_linear(found)}
+    sizes = {
+        found.layer.name: found.owner.numel()
+        for found in found_layers
+        if isinstance(found.owner, Tensor)
+    }
     with using(unquantized(options)):
         plain = run_passes(model, batches)
 
@@ -83,7 +87,7 @@ def measure(
 
     with watched_step(model, args):
         everything = change(EVERYTHING, quantized_layers(options, names))
-    changes = []
+    changes: list[Change] = []
     for member in members:
         told(len(changes), len(members))
         with using(member.options):
@@ -98,10 +102,6 @@ def measure(
 
 def _has_sites(found: FoundLayer, kind: str) -> bool:
     return found.layer.sited and found.layer.kind == kind
-
-
-def _is_linear(found: FoundLayer) -> bool:
-    return _has_sites(found, LINEAR)
 
 
 def run_passes(model: Any, batches: Sequence[list[list[int]]]) -> Passes:
