@@ -5,7 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
 from megatron.inference import sensitivity
 from mqo.megatron.layers import FoundLayer
 from mqo.megatron.run.errors import SavedError
@@ -91,7 +92,7 @@ def test_a_layer_with_planted_outliers_changes_the_most(model):
             weight[:, IDLE] = 60.0
         _, changes = measure(model)
         assert max(changes.values(), key=lambda change: change["gradient"])["name"] == name
-        assert changes[name]["gradient"] > 2 * before[name]["gradient"]
+        assert changes[name]["gradient"] > 1.5 * before[name]["gradient"]
         # The model is the same, and so are the changes of the other layers.
         assert changes | {name: before[name]} == before
         with torch.no_grad():
