@@ -43,22 +43,21 @@ def check_kind(by: str) -> None:
 def kept(result: Sensitivity, share: float) -> list[Change]:
     """Return the most sensitive subsets that together have at most this share of the weights.
 
-    They are the first ones of the ranking, up to the first one that exceeds it.
+    In the order of the ranking, each one is kept that still fits.
 
     Raises:
-        MqoError: the first one exceeds it.
+        MqoError: none fits.
     """
-    total, weights, chosen = result.everything.weights, 0, []
+    left, chosen = share * result.everything.weights, []
     for change in result.changes:
-        weights += change.weights
-        if weights > share * total:
-            break
-        chosen.append(change)
+        if change.weights <= left:
+            left -= change.weights
+            chosen.append(change)
     if not chosen:
-        first = result.changes[0]
+        least = min(change.weights for change in result.changes) / result.everything.weights
         raise MqoError(
-            f"--rules {share:.4g} keeps nothing: the most sensitive {result.by}, {first.name}, has "
-            f"{first.weights / total:.1%} of the quantized weights",
+            f"--rules {share:.4%} keeps nothing: the smallest {result.by} has {least:.1%} of the "
+            "quantized weights",
             expected="a larger share, or smaller parts with --by layer",
         )
     return chosen
