@@ -67,16 +67,16 @@ def measure(
     options = current()
     found_layers = find_layers(model)
     names = {
-        of: [found.layer.name for found in found_layers if _has_sites(found, of)]
-        for of in (LINEAR, ATTENTION)
+        sites: [labeled.layer.name for labeled in found_layers if _has_sites(labeled, sites)]
+        for sites in (LINEAR, ATTENTION)
     }
     members = subsets(options, kind, names)
     if not members:
         raise SavedError("Nothing of this model is quantized", "a recipe or mode for its layers")
     sizes = {
-        found.layer.name: found.owner.numel()
-        for found in found_layers
-        if isinstance(found.owner, Tensor)
+        labeled.layer.name: labeled.owner.numel()
+        for labeled in found_layers
+        if isinstance(labeled.owner, Tensor)
     }
     with using(unquantized(options)):
         plain = run_passes(model, batches)
@@ -100,8 +100,8 @@ def measure(
     }
 
 
-def _has_sites(found: FoundLayer, kind: str) -> bool:
-    return found.layer.sited and found.layer.kind == kind
+def _has_sites(labeled: FoundLayer, kind: str) -> bool:
+    return labeled.layer.sited and labeled.layer.kind == kind
 
 
 def run_passes(model: Any, batches: Sequence[list[list[int]]]) -> Passes:
@@ -127,7 +127,7 @@ def differences(plain: Passes, quantized: Passes) -> tuple[float, float, float]:
     change = quantized.losses.double() - plain.losses.double()
     error = change.std(correction=0) / max(1, change.numel() - 1) ** 0.5
     pairs = list(zip(quantized.gradient, plain.gradient, strict=True))
-    apart = _norm([one - other for one, other in pairs])
+    apart = _norm([quantized_grad - grad for quantized_grad, grad in pairs])
     return change.mean().item(), error.item(), apart / _norm(plain.gradient)
 
 
