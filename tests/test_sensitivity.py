@@ -46,7 +46,9 @@ def test_a_training_keeps_the_parts_that_changed_the_most(run, tmp_path):
     assert kept
     recipe = ("--recipe", tmp_path / "kept.toml", "--allow-mostly-unquantized")
     products = json.loads(output("coverage", *MODEL, *recipe, "--json"))["products"]
-    plain = {row["layer"] for row in products if row["gemm"] == "fprop" and row["type"] == "none"}
+    plain = {
+        row["layer"] for row in products if row["gemm"] == "fprop" and row["quant_type"] == "none"
+    }
     pattern = lambda layer: ".".join("*" if p.isdecimal() else p for p in layer.split("."))  # noqa: E731
     linear = {name for name in kept if not name.endswith("core_attention")}
     assert {pattern(layer) for layer in plain} == linear
