@@ -42,6 +42,10 @@ WRITES = {
     "plot, svg": lambda have, at: [*MQO, "plot", have.run, "-o", at / "a.svg"],
     "plot, pdf": lambda have, at: [*MQO, "plot", have.run, "-o", at / "a.pdf"],
     "plot, operands": lambda have, at: [*MQO, "plot", "--operands", have.run, "-o", at / "a.png"],
+    "sensitivity": lambda have, at: [
+        *(*MQO, "sensitivity", have.run, "--mode", "mxfp4", "--tokens", "256"),
+        *("--rules", "60%", "-o", at / "a.png"),
+    ],
     "report": lambda have, at: [*MQO, "report", have.run, "-o", at / "report"],
     "report, latex": lambda have, at: [*MQO, "report", have.run, "--latex", "-o", at / "report"],
     "simulate": lambda have, at: [

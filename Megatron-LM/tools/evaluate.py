@@ -1,8 +1,11 @@
 """Compute the loss of a checkpoint on a text, or its scores in tasks, for `mqo eval`.
 
+`mqo sensitivity` uses it, too.
+
     python Megatron-LM/tools/evaluate.py describe CHECKPOINT FACTS
     python Megatron-LM/tools/evaluate.py run CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
     python Megatron-LM/tools/evaluate.py tasks CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
+    python Megatron-LM/tools/evaluate.py sensitivity CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
 
 CHECKPOINT is a folder of checkpoints, or of one iteration; the result is written to FACTS, as JSON.
 The model is built from the arguments in the checkpoint, and runs the source of this tree with its
@@ -63,6 +66,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--text", type=Path, help="a file of plain text")
     parser.add_argument("--tokenizer", type=Path, help="for --text; default: the training's")
     parser.add_argument("--tokens", type=int, help="largest number of tokens to predict")
+    parser.add_argument("--by", default="block", help="kind of the subsets that are quantized")
     parser.add_argument("--task", action="append", default=[], help="lm-evaluation-harness task")
     parser.add_argument("--tasks-folder", type=Path, help="a folder with YAML of more tasks")
     parser.add_argument("--limit", type=int, help="largest number of documents per task")
@@ -153,6 +157,27 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
     return {
         "scores": evaluate(wrapped, loaded, given.limit, given.num_fewshot),
         "seconds": time.monotonic() - started,
+        **described(args, folder),
+    }
+
+
+def sensitivity(given: Namespace, platform: list[str]) -> dict[str, Any]:
+    """Measure how the loss and the gradient change with one subset quantized at a time."""
+    from megatron.inference import load_model, sensitivity
+    from mqo.megatron.run.progress import advance
+
+    folder = load_model.find_checkpoint(given.checkpoint)
+    before = load_model.read_args(folder)
+    args, model = load_model.load(folder, before, platform, given.ignore_argument)
+    texts = chosen_texts(args, given)
+    started = time.monotonic()
+    limit = given.tokens and max(1, given.tokens // len(texts))
+    batches = [batch for text in texts for batch in batches_of(args, text, limit)]
+    measured = sensitivity.measure(model, args, batches, given.by, partial(advance, "subsets"))
+    return {
+        "text": [text.name for text in texts],
+        "seconds": time.monotonic() - started,
+        **measured,
         **described(args, folder),
     }
 
@@ -267,17 +292,32 @@ def measured(
     Raises:
         SavedError: the text is shorter than a window, or has ids outside of the vocabulary.
     """
-    from megatron.inference.load_model import SavedError, batches, watched_step
+    from megatron.inference.load_model import watched_step
 
     total, tokens = 0.0, 0
-    for batch in batches(
-        windows(ids_of(args, text, limit), args.seq_length), args.micro_batch_size
-    ):
+    for batch in batches_of(args, text, limit):
         with watched_step(model, args):
             losses = token_losses(model, batch)
         total += losses.double().sum().item()
         tokens += losses.numel()
         told(tokens)
+    return total, tokens
+
+
+def batches_of(args: Namespace, text: Text, limit: int | None) -> Iterator[list[list[int]]]:
+    """Yield batches of windows of a text, with `limit` predicted tokens at most.
+
+    Raises:
+        SavedError: the text is shorter than a window, or has ids outside of the vocabulary.
+    """
+    from megatron.inference.load_model import SavedError, batches
+
+    tokens = 0
+    for batch in batches(
+        windows(ids_of(args, text, limit), args.seq_length), args.micro_batch_size
+    ):
+        tokens += sum(len(window) - 1 for window in batch)
+        yield batch
     wanted = min(limit or args.seq_length, args.seq_length)
     if tokens < wanted:
         raise SavedError(
@@ -285,7 +325,6 @@ def measured(
             f"at least {wanted + 1}, one window and the token after it",
             "Use a longer text, or a smaller --tokens",
         )
-    return total, tokens
 
 
 def ids_of(args: Namespace, text: Text, limit: int | None) -> Iterator[int]:
@@ -317,18 +356,15 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
 
 
 def token_losses(model: Any, batch: list[list[int]]) -> Any:
-    """Return the losses of all tokens but a row's first, in nats: float32 [rows, length - 1]."""
+    """Return the losses of all tokens but a row's first, in nats, without gradients."""
     import torch
-    from mqo.megatron.device import accelerator_type
+    from megatron.inference import load_model
 
-    ids = torch.tensor(batch, device=accelerator_type())
-    tokens, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
-    positions = torch.arange(tokens.size(1), device=ids.device).expand_as(tokens)
     with torch.no_grad():
-        return model(tokens, positions, None, labels=labels).float()
+        return load_model.token_losses(model, batch)
 
 
-COMMANDS = {"describe": checkpoint_facts, "run": run, "tasks": tasks}
+COMMANDS = {"describe": checkpoint_facts, "run": run, "tasks": tasks, "sensitivity": sensitivity}
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -81,6 +81,8 @@ SOUND = f"""
     mqo restore: --tree tree
     mqo runs rm: one --yes
     mqo runs show: other --json
+    mqo sensitivity: one --mode mxfp4 --by layer --tokens 9 -o new.png
+    mqo sensitivity: checkpoint --recipe nvfp4 --rules 20% -o new.svg
     mqo setup:
     mqo simulate: script.sh --device h100-80gb --nodes 2 --tree tree
     mqo simulate: train --device b200 {LARGE} --quantization FA_mxfp8

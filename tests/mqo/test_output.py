@@ -18,6 +18,9 @@ TRAIN = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "b
 # (command, parameter): the words, with a place that is a link. Made new, or replaced whole:
 TARGETS = {
     ("plot", "out"): lambda link: ["plot", "nothing", "-o", f"{link}.png"],
+    ("sensitivity", "out"): lambda link: [
+        *("sensitivity", "nothing", "--mode", "mxfp4", "-o", f"{link}.png")
+    ],
     ("report", "out"): lambda link: ["report", "nothing", "-o", link],
     ("simulate", "page"): lambda link: ["simulate", SIMULATED, "--device", "h200", "-o", link],
     ("plugin new", "target"): lambda link: ["plugin", "new", link],

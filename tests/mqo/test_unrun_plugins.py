@@ -51,6 +51,8 @@ READING = {
     "rerun": ("run", None),
     "runs show": ("run", False),
     "runs rm": ("run other --yes", False),
+    "sensitivity": ("run --mode mine --plugin mine.py -o made.png", None),
+    "sensitivity ": ("run --recipe own.toml -o made.png", None),
     "sweep": (
         "--modes FA_mine --plugin mine.py --models llama32-1b --datasets wikipedia -o made",
         True,

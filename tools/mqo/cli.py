@@ -39,6 +39,7 @@ from mqo.commands.report import report
 from mqo.commands.rerun import rerun
 from mqo.commands.restore import restore
 from mqo.commands.runs import runs
+from mqo.commands.sensitivity import sensitivity
 from mqo.commands.setup import setup
 from mqo.commands.simulate import ANY_WORDS, PassesOn, simulate
 from mqo.commands.snapshot import snapshot
@@ -78,7 +79,7 @@ _Command = Callable[..., None] | typer.Typer
 # The help shows the panels and the commands in this order.
 PANELS: dict[str, tuple[_Command, ...]] = {
     "Train and compare": (demo, train, sweep, runs, compare, report, perf, rerun, track),
-    "Look closer": (coverage, simulate, plot, stats, evaluate, generate, doctor),
+    "Look closer": (coverage, simulate, plot, stats, evaluate, sensitivity, generate, doctor),
     "Models and data": (setup, data, convert, export, recipe, formats, plugin, matrix),
     "Megatron's source": (vendor, apply, restore, status, diff, verify, snapshot, adopt),
 }

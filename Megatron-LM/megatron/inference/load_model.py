@@ -10,9 +10,11 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
 from megatron.core.transformer.spec_utils import import_module
 from megatron.training import arguments
+from mqo.megatron.device import accelerator_type
 from mqo.megatron.run import checkpoints, guard, resumed_types
 from mqo.megatron.run.errors import InferenceError, SavedError, building_tokenizer, leave, reading
 from mqo.megatron.run.foreign_tokenizer import check_tokenizer
@@ -20,7 +22,7 @@ from mqo.megatron.run.plugin_states import load_states
 from mqo.megatron.run.saved_args import check_kinds, model_arguments
 from mqo.megatron.run.unpickle import FORMAT_FILE, check_metadata
 from mqo.quant.schedule import parse_schedule, type_at
-from torch import nn
+from torch import Tensor, nn
 
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
 from .checkpointing import TRACKER, WEIGHTS_ONLY, checkpoint_folder
@@ -168,6 +170,15 @@ def batches(rows: Iterable[T], size: int, length: Callable[[Any], int] = len) ->
     for _, alike in groupby(rows, length):
         while batch := list(islice(alike, size)):
             yield batch
+
+
+def token_losses(model: Any, batch: list[list[int]]) -> Tensor:
+    """Return the losses of all tokens but a row's first, in nats: float32 [rows, length - 1]."""
+    ids = torch.tensor(batch, device=accelerator_type())
+    tokens, labels = ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+    positions = torch.arange(tokens.size(1), device=ids.device).expand_as(tokens)
+    losses: Tensor = model(tokens, positions, None, labels=labels).float()
+    return losses
 
 
 def tokenizer_of(args: Namespace, given: Path | None = None) -> Any:

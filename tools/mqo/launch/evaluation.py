@@ -253,7 +253,8 @@ def run(
         snapshot(tree, source, types=quant.types)
         bytecode.share(tree, source)
         # Weights do not change, so quantizing each one once gives the same bits.
-        options = _options(model.quant_config) | {"cache_weights": True, "every": 0}
+        options = _options(model.quant_config) if quant.options is None else {**quant.options}
+        options |= {"cache_weights": True, "every": 0}
         options.pop("save_activations", None)
         _check_included(quant, options.get("include", ()))
         copy_files(quant.plugins, RunFolder(folder))

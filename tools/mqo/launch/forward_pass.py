@@ -71,7 +71,8 @@ class ForwardPass:
     """How a forward pass is quantized.
 
     `mode` is the name of a mode, `types` are {site: type}, `rows` are those of a recipe, `formats`
-    are the user's formats, and `plugins` are the custom quantizers.
+    are the user's formats, and `plugins` are the custom quantizers. `options` are the quantizers';
+    None for those of the checkpoint's run.
     """
 
     mode: str
@@ -79,6 +80,7 @@ class ForwardPass:
     rows: dict[str, Any]
     plugins: tuple[RunPlugin, ...] = ()
     formats: Mapping[str, FormatRow] = field(default_factory=dict)
+    options: Mapping[str, Any] | None = None
 
     @property
     def name(self) -> str:

@@ -104,20 +104,21 @@ def quant_toml(
     lines = ["# What this run quantizes; its guard stops it if a site runs differently."]
     for name, table in tables.items():
         if table or name == "asked":
-            lines += [f"[{name}]", *(f"{_key(k)} = {_value(v)}" for k, v in table.items())]
+            lines += [f"[{name}]", *(f"{toml_key(k)} = {toml_value(v)}" for k, v in table.items())]
     for rule in rules:
-        lines += ["[[rules]]", *(f"{k} = {_value(v)}" for k, v in rule.items())]
+        lines += ["[[rules]]", *(f"{k} = {toml_value(v)}" for k, v in rule.items())]
     return "\n".join(lines) + "\n"
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """Return a key as TOML."""
     return name if re.fullmatch(r"[\w-]+", name, re.ASCII) else json.dumps(name)
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """Return a value as TOML; strings, numbers and lists of strings look the same in JSON."""
     if isinstance(value, dict):
-        return f"{{ {', '.join(f'{_key(k)} = {_value(v)}' for k, v in value.items())} }}"
+        return f"{{ {', '.join(f'{toml_key(k)} = {toml_value(v)}' for k, v in value.items())} }}"
     return json.dumps(value, ensure_ascii=False)
 
 

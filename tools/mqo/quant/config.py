@@ -3,7 +3,8 @@
 import functools
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ _CHECKS: dict[str, dict[str, Callable[[object], object]]] = {
 _CHECKS["asked"] = dict.fromkeys(SITES, check_type)
 _CHECKS["schedule"] = dict.fromkeys(SITES, parse_schedule)
 _TABLES = (*_CHECKS, "operands", "rules", "recipes", "formats", "plugins")
+# The options of a block of `using`, in place of the file's.
+_used: QuantConfig | None = None
 
 
-@functools.cache
 def current() -> QuantConfig:
     """Return this process's options: from the file that MQO_QUANT_CONFIG names, or the defaults.
 
@@ -38,6 +40,11 @@ def current() -> QuantConfig:
         ValueError: the file is not TOML, or has an unknown key or value; the text names the file,
             the key and the valid ones.
     """
+    return _used or _of_file()
+
+
+@functools.cache
+def _of_file() -> QuantConfig:
     path = os.environ.get(ENVIRONMENT_VARIABLE)
     if not path:
         return QuantConfig()
@@ -51,7 +58,18 @@ def current() -> QuantConfig:
 
 def reset() -> None:
     """Forget the options, so that the next `current()` reads them again."""
-    current.cache_clear()
+    _of_file.cache_clear()
+
+
+@contextmanager
+def using(options: QuantConfig) -> Iterator[None]:
+    """Make these the options of this process in this block."""
+    global _used
+    before, _used = _used, options
+    try:
+        yield
+    finally:
+        _used = before
 
 
 def load(path: Path) -> QuantConfig:

@@ -35,7 +35,7 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
     Raises:
         RunError: a run has no loss, there are over MOST curves, or `target` has another ending.
     """
-    _check_ending(target)
+    check_ending(target)
     title, curves = of_runs(runs)
     if len(curves) > MOST:
         raise RunError(
@@ -47,7 +47,8 @@ def plot(runs: Sequence[RunFolder], target: Path) -> None:
         draw_curves(curves, title, [file])
 
 
-def _check_ending(target: Path) -> None:
+def check_ending(target: Path) -> None:
+    """Raise RunError unless a picture can be written to a file of this name."""
     if target.suffix.lower() not in ENDINGS:
         raise RunError(
             f"A plot cannot be written as {target.name}",
@@ -174,7 +175,7 @@ def plot_operands(runs: Sequence[RunFolder], target: Path) -> None:
         RunError: the runs differ in more than seeds, have no statistics, or `target` is not a
         picture.
     """
-    _check_ending(target)
+    check_ending(target)
     title, curves = of_runs(runs)
     if len(curves) > 1:
         raise RunError(

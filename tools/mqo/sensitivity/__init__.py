@@ -1,0 +1,1 @@
+"""Which parts of a model quantization changes the most: `mqo sensitivity`."""
