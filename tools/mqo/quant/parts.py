@@ -22,9 +22,9 @@ class OperandParts:
 
     key: site, layer and operand. shape: that of the whole operand. seed: for stochastic rounding.
     amax: that of the whole operand, float32 [], for formats that scale by it. alpha: the scale of
-    the tensor, if quantized parts exclude it. axis: -1, or -2 for blocks along the rows. With these,
-    and with squares, a part begins at a multiple of `row_block` rows, and ends at one or at the
-    last row.
+    the tensor, if quantized parts exclude it. axis: -1, or -2 for blocks along the rows. With
+    these, and with squares, a part begins at a multiple of `row_block` rows, and ends at one or at
+    the last row.
     """
 
     quantization: Quantization
@@ -90,9 +90,7 @@ class OperandParts:
             check_rounding(*self.key, self.spec.quant_type, part, quantized)
         measured = part
         if self._in_squares and self.quantization.recorder.measuring:
-            measured, quantized = (
-                head_tiles.whole_tiles(x, self.spec) for x in (part, quantized)
-            )
+            measured, quantized = (head_tiles.whole_tiles(x, self.spec) for x in (part, quantized))
         self.quantization.recorder.observe(
             *self.key,
             self.spec,

@@ -16,8 +16,8 @@ from mqo.quant.plugins import PLUGINS, registrations
 from mqo.quant.schedule import Phase, Schedule
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
 
-# What --smooth-key smooths. Only the softmax reads the scores; the rows of ds sum to zero, so that a
-# number added to all keys does not change dq.
+# What --smooth-key smooths. Only the softmax reads the scores; and the rows of ds sum to zero, so a
+# number that is added to all keys does not change dq.
 _SMOOTHED = ("qk.key", "qk_recompute.key", "dq.key")
 
 P = ParamSpec("P")
