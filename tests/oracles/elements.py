@@ -37,6 +37,7 @@ E5M2 = Element(2, -14, 15, 57344.0)
 E2M1 = Element(1, 0, 2, 6.0)
 E2M3 = Element(3, 0, 2, 7.5)
 E3M2 = Element(2, -2, 4, 28.0)
+INT8 = Element(6, 0, 0, 127 / 64)  # 64ths, up to 127 of them
 INT4 = Element(2, 0, 0, 1.75)  # fourths, up to seven of them
 
 

@@ -8,7 +8,7 @@ stochastically; without them elements go to the nearest, ties to even.
 
 import numpy as np
 
-from .elements import E2M1, E4M3, INT4, UE5M3, Element, bfloat16, nearest, stochastic
+from .elements import E2M1, E4M3, INT4, INT8, UE5M3, Element, bfloat16, nearest, stochastic
 
 Draws = np.ndarray | None
 _MAX = np.finfo(np.float32).max
@@ -172,6 +172,16 @@ def fp8_block(x: np.ndarray, square: bool = False, power_of_two: bool = True):
         scale = np.ldexp(_ONE, np.frexp(scale)[1] - 1)
     steps = np.clip(x * spread(scale, 128, x), np.float32(-448), np.float32(448))
     return _decoded(nearest(steps, E4M3), spread(_ONE / scale, 128, x))
+
+
+def int8_block(x: np.ndarray, square: bool = False):
+    """INT8 of arXiv 2603.02170: a float32 takes the amax of 1x128 or 128x128 elements to 127.
+
+    The order of the float32 operations is the one of FP8 in blocks; zero has no sign.
+    """
+    scale = _to_top(block_amax(x, 128, square), INT8)
+    steps = np.clip(x * spread(scale, 128, x), np.float32(-127 / 64), np.float32(127 / 64))
+    return _decoded(nearest(steps, INT8), spread(_ONE / scale, 128, x)) + np.float32(0)
 
 
 def hif4(x: np.ndarray):

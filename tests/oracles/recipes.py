@@ -73,6 +73,7 @@ def _backward(how: How) -> dict[tuple[str, str], How]:
 
 
 _FP8_X_OR_W, _FP8_G = (How(partial(fp8_tensor, element=element)) for element in (E4M3, E5M2))
+_FP8 = _everywhere(_FP8_X_OR_W) | {("dgrad", "g"): _FP8_G, ("wgrad", "g"): _FP8_G}
 _ROW, _SQUARE = How(fp8_block), How(partial(fp8_block, square=True))
 _NVFP4_W = How(partial(nvfp4, square=True))
 
@@ -102,7 +103,8 @@ _DEQUANTIZED = {("dgrad", "w"): How(None), ("wgrad", "x"): How(None)}
 # Recipe -> (site, operand) -> how; an operand that is missing stays as it is.
 RECIPES: dict[str, dict[tuple[str, str], How]] = {
     "mxfp8": _everywhere(_MXFP8),
-    "fp8-tensorwise": _everywhere(_FP8_X_OR_W) | {("dgrad", "g"): _FP8_G, ("wgrad", "g"): _FP8_G},
+    "fp8-tensorwise": _FP8,
+    "fp8-tensorwise-attention": _FP8,  # its attention is in attention_recipes.py
     "fp8-blockwise": _everywhere(_ROW) | {("fprop", "w"): _SQUARE, ("dgrad", "w"): _SQUARE},
     "nvfp4": _NVFP4,
     "mxfp4-backward": _backward(How(mxfp4_unbiased, points=64, stochastic=True)),

@@ -121,6 +121,7 @@ def draws_of(recipe, inputs, seed=7):
 BOUNDS = {
     "mxfp8": 0.06,
     "fp8-tensorwise": 0.09,
+    "fp8-tensorwise-attention": 0.09,
     "fp8-blockwise": 0.06,
     "nvfp4": 0.38,
     "mxfp4-backward": 0.45,

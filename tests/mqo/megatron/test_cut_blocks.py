@@ -174,3 +174,10 @@ def test_the_parts_of_a_weight_quantize_as_the_whole(kind, axis):
         shards = weight.chunk(2, dim=split)
         parts = [fake_quantize(shard, spec, axis=axis, amax=amax) for shard in shards]
         assert torch.equal(torch.cat(parts, dim=split), right)
+
+
+def test_squares_of_heads_are_refused_in_chunks_of_a_sequence():
+    squares = {"dq.key": 128, "qk.query": 128}
+    (fault,) = cut_blocks({}, squares, [], 256, lambda *_: False)
+    assert fault.startswith("dq.key, qk.query: ") and "--context-parallel-size 1" in fault
+    assert cut_blocks({}, squares, [], 0, lambda *_: False) == []

@@ -27,7 +27,7 @@ NAME = "decoder.layers.0.mlp.linear_fc1"
 STOCHASTIC = OperandRow(rounding="stochastic", hadamard=16, signs="random")
 OPTIONS = {
     **{kind: {"types": kind} for kind in ("mxfp8", "mxfp4", "nvfp4", "hifp8", "fp8_tensor")},
-    **{f"recipe {name}": {"recipe": name} for name in names() if name != "quest"},
+    **{f"recipe {name}": {"recipe": name} for name in names() if name not in ("quest", "sagebwd")},
     "random": {
         "types": "nvfp4",
         "operands": {

@@ -12,7 +12,7 @@ from mqo.quant.reference import qdq
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec, without_alpha
 
-from ...oracles.formats import ufp4
+from ...oracles.formats import int8_block, ufp4
 
 VECTORS = np.load(Path(__file__).parents[2] / "vectors" / "recipes_vectors.npz")
 # What the file calls a format -> its spec here; the others have the same name.
@@ -24,7 +24,7 @@ SPECS = {
     "fp8_1x128_fp32scale": QuantSpec("fp8_block_fp32"),
 }
 # Formats without public code -> their definition in numpy.
-DEFINED = {"ufp4": ufp4}
+DEFINED = {"ufp4": ufp4, "int8_block": int8_block}
 CASES = [key.removeprefix("in/") for key in VECTORS if key.startswith("in/")]
 NOT_BUILT = "hif4_unrounded_mantissa"
 KEYS = [key.split("/") for key in VECTORS if not key.startswith(("in/", NOT_BUILT))]

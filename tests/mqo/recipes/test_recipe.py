@@ -10,7 +10,7 @@ from mqo.quant.config import parse
 from mqo.quant.formats import chosen_types
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.recipe import Recipe
-from mqo.quant.recipe_operands import INGREDIENTS, KEPT
+from mqo.quant.recipe_operands import INGREDIENTS, KEPT, LINEAR_SITES
 from mqo.quant.recipe_rules import Rule
 from mqo.recipes import recipe as recipes
 from mqo.recipes.show import resolved
@@ -28,6 +28,7 @@ NVFP4 = [
 ]
 U4_NEAREST, U4_DRAWN = ((*U4, rounding, "16 fixed") for rounding in (NEAREST, DRAWN))
 UE, UE_SQUARE = ("ue5m3", "1x16", NEAREST), ("ue5m3", "16x16", NEAREST)
+TILE128 = ("int8_block", "128x128")
 UE_DRAWN = ("ue5m3_stochastic", "1x16", DRAWN)
 PUBLISHED = {
     "mxfp8": [MX8] * 6,
@@ -49,6 +50,18 @@ PUBLISHED = {
     "mxfp8-dequantized": [MX8, MX8, *[("none",)] * 4],
     "nvfp4-dequantized": [ROW, SQUARE, *[("none",)] * 4],
     "ufp4": [U4_NEAREST, U4_NEAREST, U4_DRAWN, U4_NEAREST, U4_DRAWN, U4_NEAREST],
+    "sagebwd": [
+        *[("none",)] * 6,
+        *(TILE128, TILE128, ("int8_block", "1x128"), TILE128),  # P per token
+        *[TILE128] * 4,
+        *(("none",), ("none",)),  # dP
+        *[TILE128] * 4,
+    ],
+    "fp8-tensorwise-attention": [
+        *(E4M3, E4M3, E5M2, E4M3, E5M2, E4M3),
+        *[E4M3] * 6,
+        *(E4M3, E5M2, E5M2, E4M3, E5M2, E4M3, E5M2, E4M3),
+    ],
 }
 # The scale rule and the gain of MX formats; both are equal for all operands of a recipe.
 SCALES = {
@@ -100,7 +113,7 @@ def test_backward_of_dequantized_values_reads_those_of_the_forward_pass(name):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_recipe_has_a_family_and_one_line_on_the_loss(name):
     recipe = recipes.read(name)
-    assert recipe.family in ("MXFP8", "FP8", "MXFP4", "NVFP4", "other 4-bit")
+    assert recipe.family in ("MXFP8", "FP8", "INT8", "MXFP4", "NVFP4", "other 4-bit")
     assert "\n" not in recipe.published
     assert recipe.published.endswith((")", "."))
 
@@ -120,14 +133,15 @@ def test_a_run_holds_the_table_and_its_literals(name):
     config = run(recipe)
     types = config.quantization.types
     assert types == chosen_types(recipe.types.model_dump())
-    assert (types["qk"], types["pv"]) == ("none", "none")
+    assert recipe.types.of_attention == ((types["qk"], types["pv"]) != ("none", "none"))
     options = parse(config.quant_toml(types))
     assert options.asked == types
     for row in resolved(recipe):
         how = options.operand_spec(row["site"], row["operand"], "a", types[row["site"]])
         assert how.spec.quant_type == row["type"]
         assert how.gain == row.get("gain", 1.0)
-        assert options.layer_type(row["site"], "output_layer", "mxfp8") == "none"
+        if row["site"] in LINEAR_SITES and recipe.types.of_linear:
+            assert options.layer_type(row["site"], "output_layer", "mxfp8") == "none"
 
 
 # -- switches --------------------------------------------------------------------------------------
@@ -159,6 +173,10 @@ CHANGED = {
     ("nvfp4-ue5m3", "2d"): {"fprop.weight", "dgrad.weight"},
     ("ue5m3", "2d"): {"fprop.weight", "dgrad.weight"},
     ("nvfp4-dequantized", "2d"): {"fprop.weight"},
+    ("sagebwd", "2d"): {
+        *("qk.query", "qk.key", "pv.value", "qk_recompute.query", "qk_recompute.key"),
+        *("dv.probs", "dv.grad", "dq.ds", "dq.key", "dk.ds", "dk.query"),
+    },
     ("ufp4", "hadamard"): EVERY,
     ("ufp4", "stochastic"): {"dgrad.grad", "wgrad.grad"},
 }
@@ -188,6 +206,13 @@ def test_all_switches_are_those_that_the_recipes_name():
         ("nvfp4-ue5m3", KEPT),
     }
     assert {ingredient for _, ingredient in found} == set(INGREDIENTS)
+
+
+def test_the_head_cannot_be_added_to_a_recipe_without_linear_layers():
+    recipe = recipes.read("sagebwd")
+    assert [rule.layers for rule in recipe.all_rules([range(1)])] == []
+    with pytest.raises(MqoError, match="sagebwd quantizes no linear layer"):
+        recipes.changed(recipe, (), ("output_layer",))
 
 
 def test_without_stochastic_rounding_there_is_no_gain():

@@ -40,9 +40,9 @@ def test_there_is_a_row_for_every_choice_that_a_format_has(stats):
     table = next(table for table in stats.tables if table["name"] == FPROP)
     choices = ("quant_type", "block", "scale_rule", "tensor_scale", "tile")
     rows = [tuple(row[name] for name in choices) for row in table["rows"]]
-    # Six mx formats, three with square tiles, hifp8 with and without a tensor scale, four more,
+    # Six mx formats, four with square tiles, hifp8 with and without a tensor scale, four more,
     # and two with two levels, which have square tiles and three rules.
-    assert len(set(rows)) == len(rows) == 6 * 4 * 4 + 3 * 2 + 2 + 4 + 2 * 2 * 3
+    assert len(set(rows)) == len(rows) == 6 * 4 * 4 + 4 * 2 + 2 + 4 + 2 * 2 * 3
     assert {row[0] for row in rows} == set(formats.FORMATS)
     assert len(chosen(table, quant_type="hifp8")) == 2
     assert len(chosen(table, quant_type="nvfp4", tile="square", scale_rule=None)) == 1

@@ -30,7 +30,8 @@ def missing(
         type_of: returns an operand's format in a layer, from the recipe and the site's type.
 
     A difference is a site that never ran, ran with another type or with one operand, or ran
-    although its type is 'none'. Excluded layers count as not run.
+    although its type is 'none'. Excluded layers count as not run. A 'mixed' site whose operands
+    have no type does not count as one that never ran.
 
     Raises:
         ValueError: `types` holds an unknown site or type; the text names the valid ones.
@@ -140,6 +141,8 @@ def _site_faults(name: str, wanted: str, records: list[QuantRecord], type_of: Ty
     excluded = bool(records)
     records = [record for record in records if record.quant_type != EXCLUDED]
     if wanted != NONE and not records:
+        if not excluded and not _due(SITES[name], UNLABELED, wanted, type_of):
+            return []  # a mixed site, none of whose operands has a type
         why = "every layer is excluded" if excluded else "its quantizer never ran"
         return [f"{name}: its type is {wanted}, but {why}"]
     wrong: dict[tuple[str | None, str], list[QuantRecord]] = {}

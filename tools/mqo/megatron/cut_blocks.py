@@ -12,7 +12,7 @@ from typing import Any
 from mqo.megatron import linear
 from mqo.megatron.layers import FoundLayer
 from mqo.megatron.traps import IsExcluded, listed
-from mqo.quant.formats import LINEAR
+from mqo.quant.formats import ATTENTION, LINEAR, SITES
 
 _FEATURES = "another --tensor-model-parallel-size (for experts --expert-tensor-parallel-size)"
 _TOKENS = "another --context-parallel-size, --seq-length or --micro-batch-size"
@@ -65,6 +65,12 @@ def cut_blocks(
         "exclude"
         for (site, part, whole, block), layers in cut.items()
     ]
+    tiled = sorted(name for name in squares if SITES[name.partition(".")[0]].layer == ATTENTION)
+    if chunk_tokens and tiled:
+        faults.append(
+            f"{', '.join(tiled)}: squares of a head cover tokens of several context-parallel "
+            "chunks: use --context-parallel-size 1, or --without 2d"
+        )
     return faults + [
         f"{site}: a context-parallel chunk of a micro-batch has {chunk_tokens} tokens, not a "
         f"multiple of block size {block}: use {_TOKENS}"

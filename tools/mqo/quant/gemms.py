@@ -35,9 +35,10 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from mqo.quant import head_tiles
 from mqo.quant.backend import fake_quantize, is_fake
 from mqo.quant.finite import check_rounding
-from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
+from mqo.quant.formats import ATTENTION, NONE, SITES, GemmSite, check_choice, check_type
 from mqo.quant.gradient_noise import WatchedOperand, sample_gradient
 from mqo.quant.hadamard import inverse, transform
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
@@ -289,6 +290,7 @@ class QuantizedOperands(GemmOperands):
         keeps = isinstance(original, Parameter) and self.options.cache_weights
         seed = self._seed(operand, spec, keeps)
         excluding = without_alpha(spec) if self.alphas else spec
+        in_head_tiles = self.site.layer == ATTENTION and spec.tile == "square"
 
         @functools.cache
         def prepared() -> tuple[Tensor, Tensor | None]:
@@ -312,7 +314,10 @@ class QuantizedOperands(GemmOperands):
                 return own if whole else Rounded(own.value().to(x.dtype), own.amax)
             if amax is None and excluding.without_alpha:
                 amax = largest(x)
-            rounded = fake_quantize(x, excluding, axis=axis, out=out, seed=seed, amax=amax)
+            if in_head_tiles:
+                rounded = head_tiles.quantize_operand(x, excluding, operand, seed, amax)
+            else:
+                rounded = fake_quantize(x, excluding, axis=axis, out=out, seed=seed, amax=amax)
             return Rounded(rounded, amax, _alpha(amax, excluding))
 
         if keeps:
@@ -323,10 +328,13 @@ class QuantizedOperands(GemmOperands):
         if self.options.check_nan:
             check_rounding(*self._key(operand), spec.quant_type, original, rounded.value())
         if operand_spec.is_quantized and recorded:
-            measured = prepared()[0] if self.quantization.recorder.measuring else original
-            self.quantization.recorder.observe(
-                *recorded, spec, axis, measured, rounded, dump=original
-            )
+            recorder = self.quantization.recorder
+            measured, quantized = (prepared()[0] if recorder.measuring else original), rounded
+            if in_head_tiles and recorder.measuring:
+                tiles = partial(head_tiles.tiles_of, spec=spec, operand=operand)
+                measured, quantized = tiles(measured), rounded.map(tiles)
+            along = -1 if in_head_tiles else axis
+            recorder.observe(*recorded, spec, along, measured, quantized, dump=original)
         return rounded.divided(operand_spec.gain)
 
     def _in_fprop(self, operand: str, original: Tensor, recorded: Operand | None) -> Rounded:

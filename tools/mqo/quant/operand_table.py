@@ -120,10 +120,9 @@ def _check_operands(rows: Mapping[str, OperandRow]) -> None:
                 f"the operands of {site.name} have different transforms, which would change their "
                 "product; valid: the same hadamard and signs for both"
             )
-        squares = "square" in (lhs.tile, rhs.tile)  # squares would span heads and sequences
-        if site.layer != LINEAR and (squares or not (lhs.is_plain and rhs.is_plain)):
+        if site.layer != LINEAR and not (lhs.is_plain and rhs.is_plain):
             raise ValueError(
-                f"{site.name} is not a site of linear layers; valid: no hadamard, gain or squares"
+                f"{site.name} is not a site of linear layers; valid: no hadamard or gain"
             )
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mqo.quant import head_tiles
 from mqo.quant.backend import fake_quantize
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE
@@ -21,8 +22,9 @@ class OperandParts:
 
     key: site, layer and operand. shape: that of the whole operand. seed: for stochastic rounding.
     amax: that of the whole operand, float32 [], for formats that scale by it. alpha: the scale of
-    the tensor, if quantized parts exclude it. axis: -1, or -2 for blocks along the rows; then a
-    part begins at a multiple of `row_block` rows, and ends at one or at the last row.
+    the tensor, if quantized parts exclude it. axis: -1, or -2 for blocks along the rows. With
+    these, and with squares, a part begins at a multiple of `row_block` rows, and ends at one or at
+    the last row.
     """
 
     quantization: Quantization
@@ -37,12 +39,16 @@ class OperandParts:
     @property
     def block(self) -> int:
         """Elements that share a scale: a row may end at a multiple of it if only zeros follow."""
-        return self.spec.block or 1 if self.axis == -1 else 1
+        return self.spec.block or 1 if self.axis == -1 or self._in_squares else 1
 
     @property
     def row_block(self) -> int:
         """Rows that share a scale: a part must have all of them."""
-        return self.spec.block or 1 if self.axis == -2 else 1
+        return self.spec.block or 1 if self.axis == -2 or self._in_squares else 1
+
+    @property
+    def _in_squares(self) -> bool:
+        return self.spec.tile == "square"
 
     @property
     def needs_whole_rows(self) -> bool:
@@ -66,6 +72,8 @@ class OperandParts:
         spec = self.spec if self.alpha is None else without_alpha(self.spec)
         if amax is not None:
             amax = torch.maximum(amax, largest(part))  # propagate a NaN in formats without its code
+        if self.seed is None and self._in_squares:
+            return out.copy_(head_tiles.quantize_matrices(part, spec, None, amax))
         if self.seed is None:
             return fake_quantize(part, spec, axis=self.axis, out=out, amax=amax)
         _, rows, size = self.shape
@@ -80,12 +88,16 @@ class OperandParts:
             return
         if self.quantization.options.check_nan:
             check_rounding(*self.key, self.spec.quant_type, part, quantized)
+        measured = part
+        if self._in_squares and self.quantization.recorder.measuring:
+            measured, quantized = (head_tiles.whole_tiles(x, self.spec) for x in (part, quantized))
         self.quantization.recorder.observe(
             *self.key,
             self.spec,
             self.axis,
-            part,
+            measured,
             Rounded(quantized, self.amax, 1.0 if self.alpha is None else self.alpha),
+            dump=part,
             calls=int(matrix == row == 0),
             within=(torch.Size(self.shape), (matrix, row)),
         )

@@ -16,8 +16,9 @@ from mqo.quant.plugins import PLUGINS, registrations
 from mqo.quant.schedule import Phase, Schedule
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec
 
-# What --smooth-key smooths: the keys of a product whose result only the softmax reads.
-_SMOOTHED = ("qk.key", "qk_recompute.key")
+# What --smooth-key smooths. Only the softmax reads the scores; and the rows of ds sum to zero, so a
+# number that is added to all keys does not change dq.
+_SMOOTHED = ("qk.key", "qk_recompute.key", "dq.key")
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -258,7 +258,7 @@ class Recipe(OperandTable):
     def all_rules(self, blocks: Sequence[Iterable[int]]) -> Iterator[LayerRule]:
         """Yield the rules of quant.toml for a model with these layers in each block."""
         yield from self.layer_rules(blocks)
-        if not self.output_layer:
+        if not self.output_layer and self.types.of_linear:
             yield LayerRule(f"{LINEAR}:{OUTPUT_LAYER}", NONE)
 
 

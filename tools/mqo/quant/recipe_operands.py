@@ -47,6 +47,11 @@ class Types(FrozenModel):
         """Return whether a product of attention has a type."""
         return any(getattr(self, site) != NONE for site in ATTENTION_SITES)
 
+    @property
+    def of_linear(self) -> bool:
+        """Return whether a GEMM of linear layers has a type."""
+        return any(getattr(self, site) != NONE for site in LINEAR_SITES)
+
     def by_site(self) -> dict[str, str]:
         """Return {site: type} of linear layers, and of attention if it has a type."""
         sites = (*LINEAR_SITES, *ATTENTION_SITES) if self.of_attention else LINEAR_SITES

@@ -60,6 +60,11 @@ def changed(recipe: Recipe, without: Iterable[str], with_: Iterable[str]) -> Rec
         recipe = _without(recipe, name) if name in without else recipe
     for name in dict.fromkeys(with_):
         check_choice("ingredient", name, (OUTPUT_LAYER,))
+        if not recipe.types.of_linear:
+            raise MqoError(
+                f"--with {name} changes nothing: {recipe.name} quantizes no linear layer",
+                expected="a recipe with a type for fprop, dgrad or wgrad",
+            )
         recipe = recipe.with_output_layer()
     return recipe
 

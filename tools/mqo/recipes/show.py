@@ -72,7 +72,8 @@ def recipe_lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
         yield from operand_lines(resolved(recipe, name))
         yield ""
     head = [] if recipe.output_layer else [OUTPUT_LAYER]
-    yield from _wrapped("unquantized", ", ".join([*head, "routers"]))
+    kept = [*head, "routers"] if recipe.types.of_linear else ["linear layers"]
+    yield from _wrapped("unquantized", ", ".join(kept))
     if not recipe.types.of_attention:
         yield from _wrapped("not in the recipe", "attention; use --quantization")
     for rule in recipe.rules:
@@ -82,7 +83,8 @@ def recipe_lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
     for text in recipe.deviations:
         yield from _wrapped("deviation", text)
     switches = [f"--without {name}" for name in recipe.ingredients]
-    switches += [] if recipe.output_layer else [f"--with {OUTPUT_LAYER}"]
+    adds_head = recipe.types.of_linear and not recipe.output_layer
+    switches += [f"--with {OUTPUT_LAYER}"] if adds_head else []
     yield from _wrapped("switches", ", ".join(switches) or "none")
 
 
@@ -109,6 +111,7 @@ def kept_out(recipe: Recipe, blocks: int) -> str:
     kept = sorted({block for rule in keeping for block in rule.blocks(blocks)})
     named = [_layers_of(r) for r in recipe.rules if not r.keeps and r.quant_type == NONE]
     parts = [] if recipe.output_layer else [OUTPUT_LAYER]
+    parts = parts if recipe.types.of_linear else ["linear layers"]
     parts += [f"blocks {', '.join(map(str, kept)) or 'none'} of {blocks}"] if keeping else []
     return f"{recipe.label}; unquantized: {'; '.join([*parts, *named]) or 'nothing'}"
 

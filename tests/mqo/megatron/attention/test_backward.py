@@ -8,7 +8,7 @@ import pytest
 import torch
 from mqo.megatron.attention import chunks
 from mqo.megatron.attention.backward import BackwardOperands
-from mqo.megatron.attention.choice import FusedAttentionError, without_scores
+from mqo.megatron.attention.choice import FusedAttentionError
 from mqo.quant.backend import ENVIRONMENT_VARIABLE, fake_quantize
 from mqo.quant.config import current
 from mqo.quant.formats import ATTENTION_BACKWARD, FORMATS, SITES
@@ -19,7 +19,8 @@ from mqo.quant.record import RECORDER
 from mqo.quant.stochastic import derive_seed
 
 from ....oracles import attention_backward as oracle
-from .conftest import Layer, Tracker, largest
+from .conftest import Layer, largest
+from .typed import assert_close, context_of, dumped, grad_of, gradients
 
 LENGTH = 300
 SHAPES = {"plain": {}, "grouped": {"groups": 2}, "MLA's heads": {"width": 24, "groups": 2}}
@@ -29,39 +30,6 @@ SHAPES = {"plain": {}, "grouped": {"groups": 2}, "MLA's heads": {"width": 24, "g
 def small_chunks(monkeypatch):
     """Several chunks of queries, and of matrices."""
     monkeypatch.setitem(chunks.BUDGET, "cpu", 2 * 32 * LENGTH)
-
-
-def layer_of(query, key):
-    layer = Layer()
-    layer.num_attention_heads_per_partition = query.size(2)
-    layer.num_query_groups_per_partition = key.size(2)
-    return layer
-
-
-def context_of(types, query, key, value, packed=None, mask=None, layer=None):
-    """Attention with these types in its source."""
-    layer = layer or layer_of(query, key)
-    types = {"qk": "none", "pv": "none"} | types
-    qk = gemm_operands("qk", types["qk"], layer)
-    sites = {s: gemm_operands(s, types.get(s, "none"), layer) for s in ATTENTION_BACKWARD}
-    attend = without_scores(layer, types, query, key, mask, packed, BackwardOperands(**sites))
-    return attend(qk, query, key, value, Tracker())
-
-
-def grad_of(context):
-    return torch.randn(context.shape, generator=torch.Generator().manual_seed(1)).to(context.dtype)
-
-
-def gradients(context, tensors):
-    return torch.autograd.grad(context, tensors, grad_of(context))
-
-
-def dumped(context, tensors):
-    """The gradients, and {site.operand: what was rounded}."""
-    RECORDER.begin_step(1, 1, (1,))
-    grads = gradients(context, tensors)
-    kept = RECORDER.take_dump()
-    return grads, {f"{n.split('/')[0]}.{n.split('/')[-1]}": t for n, t in kept.items()}
 
 
 def rounding(types, seed_of=lambda site, operand: None):
@@ -81,17 +49,11 @@ def rounding(types, seed_of=lambda site, operand: None):
     return rounded
 
 
-def assert_close(actual, expected, tolerance=1e-6):
-    actual = actual.detach().double().numpy() if isinstance(actual, torch.Tensor) else actual
-    assert actual.shape == expected.shape
-    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
-
-
 def assert_as_oracle(types, tensors, rounded):
     """Each product against that of the same unrounded operands, so that equal numbers round."""
     query, key, value = (t.detach().numpy() for t in tensors)
     context = context_of(types, *tensors)
-    (dquery, dkey, dvalue), kept = dumped(context, tensors)
+    (dquery, dkey, dvalue), kept = dumped(lambda: gradients(context, tensors))
     grad = grad_of(context).unflatten(2, (query.shape[2], -1)).numpy()
     scale, heads = Layer().softmax_scale, key.shape[2]
     shape = (query.shape[1], query.shape[2], query.shape[0], -1)
@@ -168,7 +130,7 @@ def test_probabilities_are_rounded_as_the_softmax_returns_them(operands, options
         options("[quantizer]\nunnormalized_probs = true\n")
     tensors = operands(LENGTH, LENGTH, groups=2)
     context = context_of({"pv": "mxfp8", "dv": "mxfp4"}, *tensors)
-    _, kept = dumped(context, tensors)
+    _, kept = dumped(lambda: gradients(context, tensors))
     assert_close(kept["dv.probs"].sum(-1), np.ones((8, LENGTH)))
 
 
@@ -198,7 +160,8 @@ def test_half_precision_is_as_near_as_its_dtype(operands, quant_type):
 
 def test_each_operand_is_recorded_once_a_step(operands):
     tensors = operands(LENGTH, LENGTH, groups=2)
-    dumped(context_of(all_of("mxfp8"), *tensors), tensors)
+    context = context_of(all_of("mxfp8"), *tensors)
+    dumped(lambda: gradients(context, tensors))
     RECORDER.end_step()
     entries = {(e.site, e.operand): e for e in RECORDER.entries()}
     assert {*entries} == {
