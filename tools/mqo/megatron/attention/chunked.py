@@ -172,7 +172,7 @@ class _Work:
     def context(self, chunk: Chunk, probabilities: _Probabilities) -> Tensor:
         """Return the product of the rounded probabilities and the values."""
         rounded = self.by_group(chunk, probabilities.rounded)
-        context = bmm(rounded, self.value.of(chunk), self.settings.pv.both)
+        context = bmm(rounded, self.value.take(chunk), self.settings.pv.both)
         return context if probabilities.row is None else context.mul_(probabilities.row)
 
     def by_group(self, chunk: Chunk, tensor: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class _Work:
     def probabilities(self, chunk: Chunk, is_rounding: bool = True) -> _Probabilities:
         """Return a chunk's probabilities, exact and rounded; without rounding twice the exact."""
         scores = self.space(self._scores, chunk)
-        query, keys = self.query.of(chunk), self.key.of(chunk)
+        query, keys = self.query.take(chunk), self.key.take(chunk)
         scale, alpha = self.settings.scores.scale, self.settings.qk.both
         products.scores(
             *(query, keys.transpose(1, 2), scale, alpha), out=self.by_group(chunk, scores)
@@ -303,7 +303,7 @@ class _Gradients(_Work):
         probabilities = self.probabilities(chunk)
         if self.settings.backward.dv.has_type:
             self._observe(self.settings.probs, chunk, probabilities.exact, probabilities.rounded)
-        grad = self._grad_of_dv.of(chunk)
+        grad = self._grad_of_dv.take(chunk)
         row = probabilities.row
         weighted = grad if row is None else (grad * row).to(grad.dtype)
         self._accumulate(self._of_value, chunk, probabilities.rounded, weighted, self._dv.both)
@@ -311,10 +311,10 @@ class _Gradients(_Work):
         scores = self._gradient_of_scores(chunk, probabilities)
         scale = self.settings.scores.scale
         of_dq, of_dk = self._scores_parts
-        keys = self._key_of_dq.of(chunk)
+        keys = self._key_of_dq.take(chunk)
         of_query = bmm(self._rounded(of_dq, chunk, scores), keys, self._dq.both).mul_(scale)
         self.put(by_matrix(self._of_query, self.groups), chunk, of_query)
-        query = self._query_of_dk.of(chunk)
+        query = self._query_of_dk.take(chunk)
         rounded = self._rounded(of_dk, chunk, scores)
         self._accumulate(self._of_key, chunk, rounded, query, self._dk.both, scale)
 
@@ -324,7 +324,7 @@ class _Gradients(_Work):
         Its products are multiplied by the scale of the scores.
         """
         product = self.space(self._scores, chunk)
-        grad, values = self._grad_of_dp.of(chunk), self.value.of(chunk)
+        grad, values = self._grad_of_dp.take(chunk), self.value.take(chunk)
         bmm(grad, values.transpose(1, 2), self._dp.both, out=self.by_group(chunk, product))
         return self._through_softmax(chunk, product, probabilities.softmax)
 

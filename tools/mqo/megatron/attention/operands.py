@@ -48,7 +48,7 @@ class _Taken:
 class QueryOperand(_Taken):
     """An operand with the rows of the queries: the query, or the gradient of the context."""
 
-    def of(self, chunk: Chunk) -> Tensor:
+    def take(self, chunk: Chunk) -> Tensor:
         """Return the rows of a chunk, [matrices, repeats * queries, d]."""
         return self._rounded(chunk, slice(chunk.start, chunk.stop)).flatten(1, 2)
 
@@ -65,7 +65,7 @@ class KeyOperand(_Taken):
         self._range: tuple[int, int] | None = None
         self._kept: Tensor = torch.empty(0)
 
-    def of(self, chunk: Chunk) -> Tensor:
+    def take(self, chunk: Chunk) -> Tensor:
         """Return the keys that a chunk reads, [matrices, keys, d]."""
         if self._range != (chunk.first, chunk.last):
             self._kept = torch.empty(0)  # free it before the next one is made
