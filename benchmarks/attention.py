@@ -1,14 +1,15 @@
 """Measure time and peak memory of attention with and without quant types, on the CPU.
 
     PYTHONPATH=Megatron-LM .venv/bin/python benchmarks/attention.py [--threads 2] [--repeats 3]
-        [--lengths 1024 2048 4096 8192] [--quant-type mxfp8]
+        [--lengths 1024 2048 4096 8192] [--quant-type mxfp8] [--cpu-time]
 
 Each path runs forward and backward on the same operands. "fused" has no types. "QK" quantizes
 queries and keys and uses torch's fused kernel. "chunks" has no types, and runs in chunks. "QK, PV"
 also runs in chunks, and "all seven" has types in the backward pass's products, too. "unfused" has
 both types in upstream's steps: repeated keys of groups, a buffer of scores, a mask and a softmax.
 The paths take turns, and the minimum time of each is printed. Machines are noisy: read the ratios
-to "unfused". Memory is the peak of a separate process above the operands; this needs Linux.
+to "unfused". --cpu-time counts the time of this process's threads, which the load of a shared
+machine changes less. Memory is the peak of a separate process above the operands; this needs Linux.
 "unfused" is skipped if the machine lacks the memory.
 """
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +28,7 @@ from mqo.megatron.attention.backward import BackwardOperands
 from mqo.megatron.attention.paths import chunked_context, fused_context
 from mqo.quant import gemm_operands
 from mqo.quant.formats import ATTENTION_BACKWARD
-from timing import best, in_own_process, raised_bytes
+from timing import Clock, best, in_own_process, raised_bytes
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -54,6 +56,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--quant-type", default="mxfp8")
+    parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--memory", nargs=4, metavar=("PATH", "SHAPE", "DTYPE", "LENGTH"))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -65,9 +68,10 @@ def main() -> None:
     print(f"{arguments.quant_type}, {arguments.threads} threads, torch {torch.__version__}\n")
     print(f"| shape | dtype | s | {' | '.join(f'{p} ms' for p in paths)} | QK, PV / unfused |")
     print(f"|{'---|' * (4 + len(paths))}")
+    clock = time.process_time if arguments.cpu_time else time.perf_counter
     cases = [(s, d, n) for s in SHAPES for d in DTYPES for n in arguments.lengths]
     for case in cases:
-        print_row(*case, times(paths, *case, arguments.repeats))
+        print_row(*case, times(paths, *case, arguments.repeats, clock))
     print(f"\n| shape | dtype | s | {' | '.join(f'{p} MiB' for p in paths)} | QK, PV / unfused |")
     print(f"|{'---|' * (4 + len(paths))}")
     same = ("--threads", arguments.threads, "--quant-type", arguments.quant_type, "--memory")
@@ -92,12 +96,14 @@ def fitting(paths: dict[str, Callable], shape: str, dtype: str, length: int) -> 
 
 
 def times(
-    paths: dict[str, Callable], shape: str, dtype: str, length: int, repeats: int
+    paths: dict[str, Callable], shape: str, dtype: str, length: int, repeats: int, clock: Clock
 ) -> dict[str, float]:
     """Return the minimum time of each path, in milliseconds; the paths take turns."""
     tensors = operands(SHAPES[shape], DTYPES[dtype], length)
     fit = fitting(paths, shape, dtype, length)
-    best_s = best({path: partial(step, attend, tensors) for path, attend in fit.items()}, repeats)
+    best_s = best(
+        {path: partial(step, attend, tensors) for path, attend in fit.items()}, repeats, clock
+    )
     return {path: 1000 * seconds for path, seconds in best_s.items()}
 
 

@@ -54,6 +54,7 @@ from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import PROCESS, Quantization
 from mqo.quant.rounded import Rounded
 from mqo.quant.scales import alpha_of
+from mqo.quant.slices import Sliced, SliceRounding
 from mqo.quant.spec import Hadamard, OperandSpec, QuantSpec, without_alpha
 from mqo.quant.stochastic import derive_seed
 from mqo.quant.straight_through import straight_through
@@ -93,6 +94,14 @@ class GemmOperands:
     def rhs(self, tensor: Tensor) -> Tensor:
         """Return the right operand for the GEMM."""
         return tensor
+
+    def sliced(self, side: str, tensor: Tensor) -> Sliced:
+        """Return an operand, "lhs" or "rhs", to be quantized in slices along any axes.
+
+        One whose bits depend on more than its blocks and its amax is quantized now. Call
+        `separate_alphas` before.
+        """
+        return Sliced(tensor)
 
     def lhs_parts(
         self, shape: tuple[int, int, int], amax: float, device: torch.device
@@ -171,6 +180,23 @@ class QuantizedOperands(GemmOperands):
     def rhs(self, tensor: Tensor) -> Tensor:
         """Return the right operand, quantized along the site's contraction axis."""
         return self._straight_through(tensor, "rhs")
+
+    def sliced(self, side: str, tensor: Tensor) -> Sliced:
+        """Return an operand to be quantized in slices, as the base class does."""
+        operand, _ = self.site.operand(side)
+        operand_spec = self._operand_spec(operand)
+        spec = operand_spec.spec
+        if not operand_spec.rounds_by_block:
+            return Sliced(self._straight_through(tensor, side))
+        amax = self._amax(tensor, operand, spec)
+        if amax is None and spec.scales_by_tensor:
+            amax = largest(tensor)
+        alpha = None
+        if self.alphas:
+            alpha = _alpha(amax, without_alpha(spec))
+            setattr(self.alphas, side, alpha)
+        key = self._key(operand)
+        return Sliced(tensor, SliceRounding(self.quantization, key, spec, amax, alpha))
 
     def lhs_parts(
         self, shape: tuple[int, int, int], amax: float, device: torch.device

@@ -224,6 +224,13 @@ class OperandSpec:
         return self.is_quantized or self.hadamard is not None or self.source is not None
 
     @property
+    def rounds_by_block(self) -> bool:
+        """Whether only the block of an element, and the tensor's amax, determine its rounding."""
+        is_alone = self.is_plain and self.source is None and self.spec.plugin is None
+        by_place = self.spec.rounding == "stochastic" or self.spec.tile == "square"
+        return self.is_quantized and is_alone and not by_place
+
+    @property
     def longest_block(self) -> int:
         """The number of elements along the contraction axis that depend on one another, or 0."""
         return max(self.spec.block or 0, self.hadamard.points if self.hadamard else 0)

@@ -9,6 +9,7 @@ import torch
 from mqo.megatron.attention import chunks
 from mqo.megatron.attention.backward import BackwardOperands
 from mqo.megatron.attention.choice import FusedAttentionError
+from mqo.megatron.attention.paths import chunked_context
 from mqo.quant.backend import ENVIRONMENT_VARIABLE, fake_quantize
 from mqo.quant.config import current
 from mqo.quant.formats import ATTENTION_BACKWARD, FORMATS, SITES
@@ -19,8 +20,9 @@ from mqo.quant.record import RECORDER
 from mqo.quant.stochastic import derive_seed
 
 from ....oracles import attention_backward as oracle
+from ....peak import Peak
 from .conftest import Layer, largest
-from .typed import assert_close, context_of, dumped, grad_of, gradients
+from .typed import assert_close, context_of, dumped, grad_of, gradients, layer_of
 
 LENGTH = 300
 SHAPES = {"plain": {}, "grouped": {"groups": 2}, "MLA's heads": {"width": 24, "groups": 2}}
@@ -193,6 +195,40 @@ def test_no_tensor_grows_with_the_square_of_the_sequence(operands, monkeypatch):
             gradients(context_of(all_of("mxfp4"), *tensors), tensors)
         seen[length] = found.elements
     assert seen[1024] <= 2 * seen[512]
+
+
+def peak_of(types, tensors):
+    """The bytes that live at once in chunks, above the operands' own."""
+    layer = layer_of(*tensors[:2])
+    layer.scale_mask_softmax.input_in_float16 = tensors[0].dtype != torch.float32
+    qk = gemm_operands("qk", types.get("qk", "none"), layer)
+    sites = {s: gemm_operands(s, types.get(s, "none"), layer) for s in ATTENTION_BACKWARD}
+    rest = (types.get("pv", "none"), (), None, qk, *tensors, None, BackwardOperands(**sites))
+    with Peak() as seen:
+        context = chunked_context(layer, *rest)
+        gradients(context, tensors)
+    return seen.bytes
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize(
+    ("quant_type", "dtype"),
+    [("mxfp8", torch.float32), ("mxfp8", torch.bfloat16), ("nvfp4", torch.float32)],
+    ids=str,
+)
+def test_types_in_all_products_need_the_memory_of_none(operands, quant_type, dtype, groups):
+    tensors = operands(LENGTH, LENGTH, heads=8, groups=groups, dtype=dtype)
+    types = all_of(quant_type) | {"qk": quant_type, "pv": quant_type}
+    assert peak_of(types, tensors) <= 1.10 * peak_of({}, tensors)
+
+
+def test_stochastic_rounding_keeps_rounded_copies(operands, options):
+    options('[quantizer]\nrounding = "stochastic"\n')
+    tensors = operands(LENGTH, LENGTH, heads=8, groups=2)
+    types = all_of("mxfp8") | {"qk": "mxfp8", "pv": "mxfp8"}
+    query, key = (t.nbytes for t in tensors[:2])
+    # Queries of two products, gradients of two, keys of two, values; and a chunk reads all keys.
+    assert peak_of(types, tensors) <= peak_of({}, tensors) + 4 * query + 4 * key
 
 
 def a_mask(length):

@@ -5,7 +5,7 @@ import torch
 from mqo.megatron.losses import chunked_cross_entropy
 from torch.nn.functional import cross_entropy
 
-from .conftest import Peak
+from ....peak import Peak
 
 upstream = pytest.importorskip("megatron.core.tensor_parallel.cross_entropy")
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mqo.megatron.losses import chunked_kl
 
-from .conftest import Peak
+from ....peak import Peak
 
 SEQUENCE, BATCH = 24, 2
 

@@ -15,11 +15,13 @@ from torch.autograd.function import once_differentiable
 
 from mqo.megatron.attention.backward import BackwardOperands, Heads, saved
 from mqo.megatron.attention.chunks import HIDDEN, Chunk, ChunkPlan, Visible
+from mqo.megatron.attention.operands import KeyOperand, QueryOperand, by_matrix
 from mqo.quant import products
 from mqo.quant.backend import is_fake
 from mqo.quant.gemms import GemmOperands
 from mqo.quant.parts import OperandParts
 from mqo.quant.products import Alphas, bmm
+from mqo.quant.slices import Sliced
 from mqo.quant.tensor_amax import largest
 
 
@@ -91,9 +93,10 @@ class _Chunked(torch.autograd.Function):
         settings.backward.save(ctx, rounded, Heads(*heads[3:]))
         ctx.settings = settings
         probs = settings.probs
-        work = _Work(rounded, settings, [probs], probs.is_watched)
+        query, key, value = map(Sliced, rounded)
+        work = _Work((query, key, value), settings, [probs], probs.is_watched)
         out = rounded.query.new_empty(*rounded.query.shape[:3], rounded.value.size(-1))
-        rows = work.by_matrix(out)
+        rows = by_matrix(out, work.groups)
         for chunk in work.plan.chunks():
             probabilities = work.probabilities(chunk)
             first = chunk.first * work.plan.repeats
@@ -128,62 +131,48 @@ class _Work:
     """The operands by matrix, and the buffers that all chunks share."""
 
     def __init__(
-        self, heads: Heads, settings: _Settings, parts: list[OperandParts], whole: bool
+        self,
+        operands: tuple[Sliced, Sliced, Sliced],
+        settings: _Settings,
+        parts: list[OperandParts],
+        whole: bool,
+        row_block: int = 1,
     ) -> None:
-        query, key, value = heads
-        self.settings, self.groups = settings, key.size(2)
+        query, key, value = operands
+        (queries, batch, heads, _), (keys, _, groups, _) = query.tensor.shape, key.tensor.shape
+        self.settings, self.groups = settings, groups
         self.plan = ChunkPlan(
-            matrices=key.size(1) * self.groups,
-            repeats=query.size(2) // self.groups,
-            queries=query.size(0),
-            keys=key.size(0),
+            matrices=batch * groups,
+            repeats=heads // groups,
+            queries=queries,
+            keys=keys,
             visible=settings.visible,
             block=lcm(*(operand.block for operand in parts)),
-            row_block=lcm(*(operand.row_block for operand in parts)),
-            device=query.device.type,
+            row_block=lcm(row_block, *(operand.row_block for operand in parts)),
+            device=query.tensor.device.type,
             whole=whole or any(operand.needs_whole_rows for operand in parts),
         )
-        self.query = self.by_matrix(query)
-        self.key, self.value = self.by_group_of_heads(key), self.by_group_of_heads(value)
-        self.dtype = settings.scores.dtype or query.dtype
-        new = self.plan.elements
+        self.query = QueryOperand(query, groups, axis=-1)
+        self.key, self.value = (KeyOperand(side, groups, axis=-1) for side in (key, value))
+        self.dtype = settings.scores.dtype or query.tensor.dtype
+        new, space = self.plan.elements, query.tensor.new_empty
         # Scores, later rounded probabilities; unrounded probabilities; buffers of the softmax.
-        self._scores, self._probs = query.new_empty(new), query.new_empty(new)
+        self._scores, self._probs = space(new), space(new)
         self._input, self._softmax = self._scores, self._probs
-        if self.dtype != query.dtype:
-            self._input, self._softmax = query.new_empty(2, new, dtype=self.dtype)
+        if self.dtype != query.tensor.dtype:
+            self._input, self._softmax = space(2, new, dtype=self.dtype)
         elif not settings.scores.normalized:
-            self._softmax = query.new_empty(new)
-
-    def by_matrix(self, heads: Tensor) -> Tensor:
-        """View [s, b, np, d] as [b * ng, np / ng, s, d]; a copy if the strides need one."""
-        return heads.unflatten(2, (self.groups, -1)).flatten(1, 2).permute(1, 2, 0, 3)
-
-    def by_group_of_heads(self, heads: Tensor) -> Tensor:
-        """Return keys or values [s, b, ng, d] as [b * ng, s, d]."""
-        return heads.flatten(1, 2).transpose(0, 1).contiguous()
-
-    def take(self, rows: Tensor, chunk: Chunk) -> Tensor:
-        """Return the rows of a chunk from `by_matrix`, [matrices, repeats * queries, d]."""
-        return rows[chunk.first : chunk.last, :, chunk.start : chunk.stop].flatten(1, 2)
+            self._softmax = space(new)
 
     def put(self, rows: Tensor, chunk: Chunk, values: Tensor) -> None:
-        """Write `values` to the rows that `take` returns."""
+        """Write [matrices, repeats * queries, d] to the rows of a chunk from `by_matrix`."""
         part = rows[chunk.first : chunk.last, :, chunk.start : chunk.stop]
         part.copy_(values.view(part.shape))
-
-    def keys(self, chunk: Chunk) -> Tensor:
-        """Return the keys that a chunk reads."""
-        return self.key[chunk.first : chunk.last, chunk.low : chunk.high]
-
-    def values(self, chunk: Chunk) -> Tensor:
-        """Return the values of these keys."""
-        return self.value[chunk.first : chunk.last, chunk.low : chunk.high]
 
     def context(self, chunk: Chunk, probabilities: _Probabilities) -> Tensor:
         """Return the product of the rounded probabilities and the values."""
         rounded = self.by_group(chunk, probabilities.rounded)
-        context = bmm(rounded, self.values(chunk), self.settings.pv.both)
+        context = bmm(rounded, self.value.take(chunk), self.settings.pv.both)
         return context if probabilities.row is None else context.mul_(probabilities.row)
 
     def by_group(self, chunk: Chunk, tensor: Tensor) -> Tensor:
@@ -199,7 +188,7 @@ class _Work:
     def probabilities(self, chunk: Chunk, is_rounding: bool = True) -> _Probabilities:
         """Return a chunk's probabilities, exact and rounded; without rounding twice the exact."""
         scores = self.space(self._scores, chunk)
-        query, keys = self.take(self.query, chunk), self.keys(chunk)
+        query, keys = self.query.take(chunk), self.key.take(chunk)
         scale, alpha = self.settings.scores.scale, self.settings.qk.both
         products.scores(
             *(query, keys.transpose(1, 2), scale, alpha), out=self.by_group(chunk, scores)
@@ -259,33 +248,39 @@ class _Gradients(_Work):
     def __init__(self, rounded: Heads, unrounded: Heads, grad: Tensor, settings: _Settings) -> None:
         sites, pv = settings.backward, settings.pv
         query, key, of_scores = _pair(sites.qk_recompute, rounded[:2], unrounded[:2], settings.qk)
-        grad = grad.unflatten(2, (query.size(2), -1))
+        (queries, batch, heads, _), (keys, _, groups, _) = query.tensor.shape, key.tensor.shape
+        grad = grad.unflatten(2, (heads, -1))
         values = (grad, rounded.value), (grad, unrounded.value)
         grad_of_dp, value, self._dp = _pair(sites.dp, *values, Alphas(rhs=pv.rhs))
         grad_of_dv, self._dv = _right(sites.dv, grad, grad, 1.0)
         key_of_dq, self._dq = _right(sites.dq, rounded.key, unrounded.key, settings.qk.rhs)
         query_of_dk, self._dk = _right(sites.dk, rounded.query, unrounded.query, settings.qk.lhs)
-        self._shape = (query.size(1) * query.size(2), query.size(0), key.size(0))
-        self._scores_parts = self._parts_of_scores(sites, 1.0, query.device)
+        self._grad_of_dp = QueryOperand(grad_of_dp, groups, axis=-1)
+        self._grad_of_dv = QueryOperand(grad_of_dv, groups, axis=-2)
+        self._query_of_dk = QueryOperand(query_of_dk, groups, axis=-2)
+        self._shape = (batch * heads, queries, keys)
+        self._scores_parts = self._parts_of_scores(sites, 1.0, grad.device)
         if sites.dv.has_type:  # of the probabilities as the softmax returns them
-            probs = sites.dv.lhs_parts(self._shape, 1.0, query.device)
+            probs = sites.dv.lhs_parts(self._shape, 1.0, grad.device)
             settings = replace(settings, scores=replace(settings.scores, normalized=True))
         else:
             probs, self._dv.lhs = settings.probs, pv.lhs
         settings = replace(settings, probs=probs, qk=of_scores)
         parts = [probs, *self._scores_parts]
         watched = any(operand.is_watched for operand in parts[not sites.dv.has_type :])
-        super().__init__(Heads(query, key, value), settings, parts, watched)
-        self._grad_of_dp, self._grad_of_dv = self.by_matrix(grad_of_dp), self.by_matrix(grad_of_dv)
-        self._key_of_dq = self.key if key_of_dq is key else self.by_group_of_heads(key_of_dq)
-        self._query_of_dk = self.by_matrix(query_of_dk)
+        row_block = lcm(self._grad_of_dv.row_block, self._query_of_dk.row_block)
+        super().__init__((query, key, value), settings, parts, watched, row_block)
+        has_own_key = sites.qk_recompute.has_type or sites.dq.has_type
+        self._key_of_dq = KeyOperand(key_of_dq, groups, axis=-2) if has_own_key else self.key
         self._of_softmax = torch.empty_like(self._softmax)
-        self._of_query = query.new_empty(query.shape)
-        wide = torch.promote_types(query.dtype, torch.float32)
-        self._of_key = torch.zeros_like(self.key, dtype=wide)
-        self._of_value = torch.zeros_like(self.value, dtype=wide)
+        self._of_query = torch.empty_like(query.tensor, memory_format=torch.contiguous_format)
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        self._of_key, self._of_value = (
+            operand.tensor.new_zeros(batch * groups, keys, operand.tensor.size(-1), dtype=wide)
+            for operand in (key, value)
+        )
         if sites.dq.lhs_needs_amax() or sites.dk.lhs_needs_amax():
-            self._scores_parts = self._parts_of_scores(sites, self._amax(), query.device)
+            self._scores_parts = self._parts_of_scores(sites, self._amax(), grad.device)
 
     def _parts_of_scores(
         self, sites: BackwardOperands, amax: float, device: torch.device
@@ -308,7 +303,7 @@ class _Gradients(_Work):
         probabilities = self.probabilities(chunk)
         if self.settings.backward.dv.has_type:
             self._observe(self.settings.probs, chunk, probabilities.exact, probabilities.rounded)
-        grad = self.take(self._grad_of_dv, chunk)
+        grad = self._grad_of_dv.take(chunk)
         row = probabilities.row
         weighted = grad if row is None else (grad * row).to(grad.dtype)
         self._accumulate(self._of_value, chunk, probabilities.rounded, weighted, self._dv.both)
@@ -316,10 +311,10 @@ class _Gradients(_Work):
         scores = self._gradient_of_scores(chunk, probabilities)
         scale = self.settings.scores.scale
         of_dq, of_dk = self._scores_parts
-        keys = self._key_of_dq[chunk.first : chunk.last, chunk.low : chunk.high]
+        keys = self._key_of_dq.take(chunk)
         of_query = bmm(self._rounded(of_dq, chunk, scores), keys, self._dq.both).mul_(scale)
-        self.put(self.by_matrix(self._of_query), chunk, of_query)
-        query = self.take(self._query_of_dk, chunk)
+        self.put(by_matrix(self._of_query, self.groups), chunk, of_query)
+        query = self._query_of_dk.take(chunk)
         rounded = self._rounded(of_dk, chunk, scores)
         self._accumulate(self._of_key, chunk, rounded, query, self._dk.both, scale)
 
@@ -329,7 +324,7 @@ class _Gradients(_Work):
         Its products are multiplied by the scale of the scores.
         """
         product = self.space(self._scores, chunk)
-        grad, values = self.take(self._grad_of_dp, chunk), self.values(chunk)
+        grad, values = self._grad_of_dp.take(chunk), self.value.take(chunk)
         bmm(grad, values.transpose(1, 2), self._dp.both, out=self.by_group(chunk, product))
         return self._through_softmax(chunk, product, probabilities.softmax)
 
@@ -394,19 +389,19 @@ class _Gradients(_Work):
 
 def _pair(
     site: GemmOperands, rounded: tuple[Tensor, ...], unrounded: tuple[Tensor, ...], alphas: Alphas
-) -> tuple[Tensor, Tensor, Alphas]:
+) -> tuple[Sliced, Sliced, Alphas]:
     """Return both operands of a product, and their alphas: of `rounded` if it has no type."""
     if not site.has_type:
-        return rounded[0], rounded[1], alphas
+        return Sliced(rounded[0]), Sliced(rounded[1]), alphas
     own = site.separate_alphas()
-    return site.lhs(unrounded[0]), site.rhs(unrounded[1]), own
+    return site.sliced("lhs", unrounded[0]), site.sliced("rhs", unrounded[1]), own
 
 
 def _right(
     site: GemmOperands, rounded: Tensor, unrounded: Tensor, alpha: float
-) -> tuple[Tensor, Alphas]:
+) -> tuple[Sliced, Alphas]:
     """Return the right operand of a product, and its alphas: of `rounded` if it has no type."""
     if not site.has_type:
-        return rounded, Alphas(rhs=alpha)
+        return Sliced(rounded), Alphas(rhs=alpha)
     own = site.separate_alphas()
-    return site.rhs(unrounded), own
+    return site.sliced("rhs", unrounded), own

@@ -6,7 +6,7 @@ import math
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -110,6 +110,14 @@ class TaggedOperands:
     def lhs_parts(self, *sizes: Any) -> TaggedParts:
         """Return a quantizer that takes the left operand in parts."""
         return TaggedParts(self._real.lhs_parts(*sizes), partial(self._put, "lhs"))
+
+    def sliced(self, side: str, tensor: Tensor) -> Any:
+        """Return an operand to be quantized in slices."""
+        sliced = self._real.sliced(side, tensor)
+        if sliced.rounding is None:
+            self._put(side, sliced.tensor)
+            return sliced
+        return replace(sliced, rounding=TaggedParts(sliced.rounding, partial(self._put, side)))
 
     def _put(self, side: str, tensor: Tensor) -> Tensor:
         tag = Tag(self._site, self._layer, quant_type_of(self._real, side))
