@@ -1,4 +1,4 @@
-"""Write the part of recipes.md on the recipes: their list, and the table of each.
+"""Write the part of recipes.md on the recipes: their list, and one of them as an example.
 
     .venv/bin/python docs/recipe_tables.py
 
@@ -22,6 +22,7 @@ from mqo.recipes.show import recipe_lines
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "recipes.md"
 COMPARED = HERE.parent / "tests/oracles/compared.toml"
+EXAMPLE = "nvfp4"
 BEGIN, END = "<!-- written by docs/recipe_tables.py -->\n", "<!-- end of it -->\n"
 
 
@@ -38,22 +39,19 @@ def written(page: str) -> str:
 
 
 def lines() -> Iterator[str]:
-    """Yield the list of recipes, and a section for each."""
+    """Yield the list of recipes, and what `mqo recipe show` prints for the example."""
     compared = tomllib.loads(COMPARED.read_text(encoding="utf-8"))
     recipes = sorted(map(read, names()), key=lambda recipe: (recipe.family, recipe.name))
     yield "| recipe | family | what it is | published about the loss | oracle | values compared |"
     yield "|---|---|---|---|---|---|"
     yield from (_row(recipe, compared[recipe.name]) for recipe in recipes)
+    yield from ("", f"    $ mqo recipe show {EXAMPLE}")
+    yield from (f"    {line}".rstrip() for line in recipe_lines(read(EXAMPLE), models()))
     yield ""
-    for recipe in recipes:
-        yield from (f"### {recipe.name}", "", f"    $ mqo recipe show {recipe.name}")
-        yield from (f"    {line}".rstrip() for line in recipe_lines(recipe, models()))
-        yield ""
 
 
 def _row(recipe: Recipe, check: dict[str, Any]) -> str:
-    name = f"[{recipe.name}](#{recipe.name})"
-    cells = (name, recipe.family, recipe.summary, recipe.published)
+    cells = (recipe.name, recipe.family, recipe.summary, recipe.published)
     return f"| {' | '.join(cells)} | {check['oracle']} | {check['values']:,} |"
 
 
