@@ -38,7 +38,7 @@ def test_every_cell_of_every_phase_has_a_configuration_of_its_own(study):
 
 
 def test_a_question_names_arms_that_the_study_trains(study):
-    trained = {cell.arm for phase in ("study", "attention") for cell in study.cells(phase)}
+    trained = {cell.arm for phase in study.ARMS["phases"] for cell in study.cells(phase)}
     for question in study.ARMS["questions"]:
         assert {arm for pair in question["pairs"] for arm in pair} <= trained
 
