@@ -1,17 +1,12 @@
-"""Write the part of recipes.md on the recipes: their list, and one of them as an example.
+"""Write the part of recipes.md on the recipes: `.venv/bin/python docs/recipe_tables.py`.
 
-    .venv/bin/python docs/recipe_tables.py
-
-The list has what is published about the loss, and how many values the tests compare with an
-independent implementation (tests/oracles/compared.toml, which the tests check).
+The part is the list of the recipes, and one of them as `mqo recipe show` prints it.
 """
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from mqo.matrix.tables import models
 from mqo.quant.recipe import Recipe
@@ -21,7 +16,6 @@ from mqo.recipes.show import recipe_lines
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE / "recipes.md"
-COMPARED = HERE.parent / "tests/oracles/compared.toml"
 EXAMPLE = "nvfp4"
 BEGIN, END = "<!-- written by docs/recipe_tables.py -->\n", "<!-- end of it -->\n"
 
@@ -40,19 +34,17 @@ def written(page: str) -> str:
 
 def lines() -> Iterator[str]:
     """Yield the list of recipes, and what `mqo recipe show` prints for the example."""
-    compared = tomllib.loads(COMPARED.read_text(encoding="utf-8"))
     recipes = sorted(map(read, names()), key=lambda recipe: (recipe.family, recipe.name))
-    yield "| recipe | family | what it is | published about the loss | oracle | values compared |"
-    yield "|---|---|---|---|---|---|"
-    yield from (_row(recipe, compared[recipe.name]) for recipe in recipes)
+    yield "| recipe | family | what it is | published about the loss |"
+    yield "|---|---|---|---|"
+    yield from map(_row, recipes)
     yield from ("", f"    $ mqo recipe show {EXAMPLE}")
     yield from (f"    {line}".rstrip() for line in recipe_lines(read(EXAMPLE), models()))
     yield ""
 
 
-def _row(recipe: Recipe, check: dict[str, Any]) -> str:
-    cells = (recipe.name, recipe.family, recipe.summary, recipe.published)
-    return f"| {' | '.join(cells)} | {check['oracle']} | {check['values']:,} |"
+def _row(recipe: Recipe) -> str:
+    return f"| {recipe.name} | {recipe.family} | {recipe.summary} | {recipe.published} |"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The numbers of values that tests compare with oracles, as docs/recipes.md has them."""
+"""The numbers of values that tests compare with oracles, which docs/recipes.md links to."""
 
 import tomllib
 from pathlib import Path

@@ -13,7 +13,7 @@ from mqo.quant.stochastic import derive_seed, draws
 from mqo.recipes import recipe as recipes
 from torch.nn import Parameter
 
-from ...oracles.compared import documented
+from ...oracles.compared import COMPARED, documented
 from ...oracles.recipes import GEMMS, RECIPES, drawn_shapes, linear
 
 layers = pytest.importorskip("megatron.core.tensor_parallel.layers")
@@ -106,6 +106,10 @@ def test_operands_of_bfloat16_are_the_oracles(types, recipe):
         lhs, rhs = operands(site, types[site], given).values()
         assert np.array_equal(lhs, expected.lhs), f"left operand of {site}"
         assert np.array_equal(rhs, expected.rhs), f"right operand of {site}"
+
+
+def test_every_recipe_has_an_oracle():
+    assert sorted(COMPARED) == recipes.names()
 
 
 @every_recipe
