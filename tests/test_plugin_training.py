@@ -132,7 +132,7 @@ def test_its_records_name_the_type(trained):
     }
     coverage = json.loads(trained.coverage.read_text())
     kinds = {row["quant_type"] for row in coverage["products"]}
-    assert kinds == {"mine", None}  # None: a product at no site
+    assert kinds == {"mine", "none"}  # none: the products of attention's backward pass
     assert coverage["quantized_share"] > 0.5
     assert json.loads(trained.result.read_text())["types"] == dict.fromkeys(SITES, "mine")
     assert "custom_quant_type = 'mine'" in trained.overlay_diff.read_text()

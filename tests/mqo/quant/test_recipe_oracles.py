@@ -119,7 +119,9 @@ def test_the_number_of_compared_values_is_the_documented_one(recipe):
         for site, expected in oracle(recipe, tensors(dtype)).items():
             pairs = zip(GEMMS[site], (expected.lhs, expected.rhs), strict=True)
             values += sum(array.size for (n, _), array in pairs if (site, n) in RECIPES[recipe])
-    assert values == documented(recipe)
+    # The operands of attention are compared in megatron/attention/test_recipes.py.
+    linear = "fp8-tensorwise" if recipe == "fp8-tensorwise-attention" else recipe
+    assert values == documented(linear)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
