@@ -82,9 +82,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise MqoError(
             f"The command line is invalid: {message}",
-            expected="--check, --restore, or one or more of "
-            + ", ".join(f"--{name}-quant T" for name in modifier.OPTIONS.values()),
-            help=f"`{modifier.COMMAND} --help` explains them",
+            expected="--check, --restore, or types to set, such as --linear-quant mxfp8",
+            help=f"`{modifier.COMMAND} --help` lists the options",
         )
 
 
