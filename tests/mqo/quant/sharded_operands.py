@@ -25,7 +25,7 @@ from mqo.megatron.layers import label_layers
 from mqo.project import Project
 from mqo.quant import config, weights
 from mqo.quant.backend import fake_quantize
-from mqo.quant.formats import SITES
+from mqo.quant.formats import ATTENTION_BACKWARD, SITES
 from mqo.quant.measurement import merge_measurements
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugins import PLUGINS
@@ -54,8 +54,12 @@ CUTS = {
 
 
 def options(kind, **quantizer):
-    """Have every site quantize to `kind`: a schedule takes the place of the source's 'none'."""
-    lines = [f'{site} = "{kind}"' for site in SITES]
+    """Have every site quantize to `kind`: a schedule takes the place of the source's 'none'.
+
+    A function in Python cannot be the type of a product of attention's backward pass.
+    """
+    sites = SITES if kind in KINDS else SITES.keys() - ATTENTION_BACKWARD
+    lines = [f'{site} = "{kind}"' for site in sites]
     chosen = [f"{key} = {value}" for key, value in quantizer.items()]
     path = Path(sys.argv[2]) / f"{distributed.get_rank()}.toml"
     path.write_text(

@@ -76,7 +76,7 @@ def test_readers_are_types_and_sites():
     assert readers("scale_rule", "rceil") == readers("block")
     two_levels = [name for name, row in FORMATS.items() if row.scale == "two-level"]
     assert readers("scale_rule", "four-over-six-mae") == (two_levels, list(SITES), False)
-    assert readers("smooth_key")[1] == ["qk", "qk_recompute"]
+    assert readers("smooth_key")[1] == ["qk", "qk_recompute", "dq"]
     assert readers("save_activations")[1] == ["fprop"]
     assert readers("cache_weights")[1] == ["fprop", "dgrad"]
     assert readers("seed") == (list(FORMATS), list(SITES), True)

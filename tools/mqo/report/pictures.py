@@ -200,7 +200,7 @@ def draw_maps(grids: Sequence[Map], title: str, targets: Sequence[Path]) -> None
     figure, panels = plt.subplots(
         len(operands) + 1,  # the last row has the color bars
         len(limits),
-        figsize=(3 * len(limits), 1.0 + 1.15 * len(operands)),
+        figsize=(max(6, 3 * len(limits)), 1.0 + 1.15 * len(operands)),
         height_ratios=[1] * len(operands) + [0.1],
         layout="constrained",
         squeeze=False,
