@@ -46,6 +46,18 @@ class Losses:
         losses, base = self.last.get(arm, {}), self.last.get(than, {})
         return [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
 
+    def take_incomplete(self) -> list[str]:
+        """Remove the arms without a run of each seed of the unquantized runs; return them.
+
+        Their intervals would be wide, and would change the correction of all others.
+        """
+        seeds = self.last[BASELINE].keys()
+        arms = [arm for arm, losses in self.last.items() if losses.keys() < seeds]
+        for arm in arms:
+            for table in (self.last, self.curve, self.sqnr):
+                table.pop(arm, None)
+        return arms
+
     @property
     def baseline(self) -> float:
         """Return the mean loss of the unquantized runs."""
@@ -60,11 +72,14 @@ def main() -> None:
         seeds = len(losses.last[BASELINE])
         print(f"\n## {model}, {size}, {steps} steps\n")
         print(f"Unquantized: {losses.baseline:.4f} nats per token, mean of {seeds} seeds.\n")
+        incomplete = losses.take_incomplete()
         arms = [arm for arm in losses.last if arm != BASELINE]
         print(table(losses, [(arm, BASELINE) for arm in arms]))
         missing = not_run(plan, (model, size, steps), losses)
         if missing:
             print(f"\nNot run yet: {', '.join(missing)}.")
+        if incomplete:
+            print(f"\nOf these, some seeds were run: {', '.join(incomplete)}.")
         for question in plan["questions"] if len(arms) >= LEAST_ARMS else ():
             if text := answer(losses, map(tuple, question["pairs"]), missing):
                 power = f" Power: {question['power']}." if "power" in question else ""

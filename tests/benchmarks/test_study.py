@@ -98,6 +98,16 @@ def test_arms_without_runs_are_named(table, runs):
     assert table.answer(losses, pairs[2:], ["later"]) == ""
 
 
+def test_an_arm_without_all_seeds_is_taken_out(table, runs):
+    losses = table.read(runs)["m", "s", 10]
+    before = {*losses.last}
+    assert losses.take_incomplete() == []
+    losses.last["mxfp4"].popitem()
+    assert losses.take_incomplete() == ["mxfp4"]
+    assert {*losses.last} == before - {"mxfp4"} == {*losses.curve}
+    assert "mxfp4" not in losses.sqnr
+
+
 def test_the_arms_of_a_scale_rule_have_it(study):
     for rule in ("even", "rceil"):
         config = study.Cell("llama32-1b", f"mxfp4+{rule}", "h128-init", 500, 1).config
