@@ -74,7 +74,7 @@ def test_the_modifier_sets_and_shows_it(run, project):
     sites = json.loads(run(script, "--check", "--json"))["sites"]
     types = {site["site"]: site["type"] for site in sites}
     run(script, "--restore")
-    assert types == {"fprop": NAME, "dgrad": "none", "wgrad": "none", "qk": NAME, "pv": "none"}
+    assert types == dict.fromkeys(formats.SITES, "none") | {"fprop": NAME, "qk": NAME}
 
 
 def test_the_launcher_has_its_modes_and_plans_them_at_real_size(run):

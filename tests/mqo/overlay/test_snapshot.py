@@ -61,6 +61,11 @@ def test_types_are_set_in_the_copy_alone_and_the_sites_not_named_get_none(patche
     assert patched.bytes() == before
 
 
+def test_a_site_that_the_tree_lacks_may_have_no_type(patched, target):
+    shot = snapshot(patched.tree, target, types={"fprop": "hifp8", "qk": "none"})
+    assert shot.types == {"fprop": "hifp8", "dgrad": "none"}
+
+
 def test_without_types_the_trees_own_are_kept(patched, target):
     set_type(patched, dgrad="mxfp4")
     shot = snapshot(patched.tree, target)

@@ -44,9 +44,9 @@ def snapshot(
 ) -> Snapshot:
     """Copy the patched tree to `target`, which must not exist, and set its literals to `types`.
 
-    Sites that `types` does not name get 'none'; with `types` None the tree's literals stay as they
-    are. `without` names entries to leave out of `series`, which must then be given; entries that
-    require one of them are left out, too.
+    Sites that `types` does not name get 'none'; `types` may also name sites as 'none' that the tree
+    lacks. With `types` None the tree's literals stay as they are. `without` names entries to leave
+    out of `series`, which must then be given; entries that require one of them are left out, too.
     """
     if target.resolve().is_relative_to(tree.root.resolve()):
         raise OverlayError(f"{target} is in the tree itself", expected="a folder outside of it")
@@ -55,7 +55,8 @@ def snapshot(
         manifest = tree.patched()
         _refuse_unfinished(tree, manifest)
         shared = types_in(tree, manifest)
-        for site in types or ():
+        named = {site: kind for site, kind in (types or {}).items() if kind != literals.NONE}
+        for site in named:
             check_name("GEMM site", site, shared)
         with building(tree.root, target, command="snapshot") as folder:
             shutil.copytree(
@@ -68,7 +69,7 @@ def snapshot(
             wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
             _add_runtime(folder, manifest)
             written = _write_types(folder, sites, wanted)
-            _check_written(target, types or {}, written)
+            _check_written(target, named, written)
     return Snapshot(Tree(target), written, shared)
 
 
