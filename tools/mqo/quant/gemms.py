@@ -270,7 +270,7 @@ class QuantizedOperands(GemmOperands):
                 "auto`, without dropout, sliding window and softmax offset"
             )
         if not operand_spec.changes:
-            self._watch_gradient(side, tensor, tensor)
+            self._watch_gradient(side, tensor, Rounded(tensor))
             return tensor
         quantize = partial(self._quantize, side, operand_spec)
         if spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
@@ -285,7 +285,7 @@ class QuantizedOperands(GemmOperands):
             rounded = self._in_fprop(operand, original, key)
         else:
             rounded = self._rounded(side, operand_spec, original, key)
-        self._watch_gradient(side, original, rounded.value())
+        self._watch_gradient(side, original, rounded)
         if self.alphas is None or (rounded.rest and not self.joins_terms):
             return rounded.value().to(original.dtype)
         setattr(self.alphas, side, rounded.alpha)
@@ -293,11 +293,11 @@ class QuantizedOperands(GemmOperands):
         tensors = [term.tensor.to(original.dtype) for term in rounded.terms]
         return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=axis)
 
-    def _watch_gradient(self, side: str, original: Tensor, rounded: Tensor) -> None:
+    def _watch_gradient(self, side: str, original: Tensor, rounded: Rounded) -> None:
         """Measure the noise of wgrad's product, if this step does, when both operands are known."""
         recorder = self.quantization.recorder
         if self.site.name == WGRAD and recorder.has_gradients:
-            self.watched[side] = WatchedOperand(original, rounded)
+            self.watched[side] = WatchedOperand(original, rounded.value())
             if len(self.watched) == 2:
                 sample = sample_gradient(self.watched.pop("lhs"), self.watched.pop("rhs"))
                 recorder.observe_gradient(self.layer, self.quant_type, sample)
