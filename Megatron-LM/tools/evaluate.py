@@ -107,15 +107,10 @@ def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Measure the mean loss in nats per token; return it with the texts and token counts."""
-    from megatron.inference import load_model
     from mqo.megatron.run.progress import advance
 
-    folder = load_model.find_checkpoint(given.checkpoint)
-    before = load_model.read_args(folder)
-    args, model = load_model.load(folder, before, platform, given.ignore_argument)
-    texts = chosen_texts(args, given)
+    folder, args, model, texts, limit = loaded_with_texts(given, platform)
     started = time.monotonic()
-    limit = given.tokens and max(1, given.tokens // len(texts))
     total, done = sum(text.predicted(limit) for text in texts), 0
     sums = []
     for text in texts:
@@ -163,15 +158,11 @@ def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 def sensitivity(given: Namespace, platform: list[str]) -> dict[str, Any]:
     """Measure how the loss and the gradient change with one subset quantized at a time."""
-    from megatron.inference import load_model, sensitivity
+    from megatron.inference import sensitivity
     from mqo.megatron.run.progress import advance
 
-    folder = load_model.find_checkpoint(given.checkpoint)
-    before = load_model.read_args(folder)
-    args, model = load_model.load(folder, before, platform, given.ignore_argument)
-    texts = chosen_texts(args, given)
+    folder, args, model, texts, limit = loaded_with_texts(given, platform)
     started = time.monotonic()
-    limit = given.tokens and max(1, given.tokens // len(texts))
     batches = [batch for text in texts for batch in batches_of(args, text, limit)]
     measured = sensitivity.measure(model, args, batches, given.by, partial(advance, "subsets"))
     return {
@@ -180,6 +171,23 @@ def sensitivity(given: Namespace, platform: list[str]) -> dict[str, Any]:
         **measured,
         **described(args, folder),
     }
+
+
+def loaded_with_texts(
+    given: Namespace, platform: list[str]
+) -> tuple[Path, Namespace, Any, list[Text], int | None]:
+    """Return the checkpoint's folder, its arguments and model, and the texts to measure.
+
+    The last element is the largest number of tokens to predict of each text, None for all.
+    """
+    from megatron.inference import load_model
+
+    folder = load_model.find_checkpoint(given.checkpoint)
+    before = load_model.read_args(folder)
+    args, model = load_model.load(folder, before, platform, given.ignore_argument)
+    texts = chosen_texts(args, given)
+    limit = given.tokens and max(1, given.tokens // len(texts))
+    return folder, args, model, texts, limit
 
 
 def described(args: Namespace, folder: Path) -> dict[str, Any]:
