@@ -36,15 +36,17 @@ def main() -> None:
         phase = ARMS["phases"][name]
         for model, planned in phase["models"].items():
             losses = losses_by_key.get((model, phase["size"], phase["steps"]))
-            arms = [arm for arm in planned if losses and arm in losses.last]
-            if losses is None or len(arms) < 2:
+            if losses is None:
+                continue
+            losses.take_incomplete()
+            arms = [arm for arm in planned if arm in losses.last]
+            if len(arms) < 2:
                 continue
             title = f"{model}, 8 layers of 128, {phase['steps']} steps: {_seeds(losses)}"
             gaps(losses, model, arms, title, HERE / f"{file}.png")
             if name == "study":
                 curves(losses, model, arms, title, HERE / "curves.png")
                 gaps_over_sqnr(losses, model, arms, title, HERE / "sqnr.png")
-                losses.take_incomplete()
                 answers(losses, model)
                 short = losses_by_key.get((model, phase["size"], SHORT), Losses())
                 predictors(predictions(losses, short.noise_ratio), title)
