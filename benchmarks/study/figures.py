@@ -2,8 +2,8 @@
 
     .venv/bin/python benchmarks/study/figures.py
 
-Writes gaps.png, curves.png and sqnr.png next to this file, from the runs of the phase `study`, and
-gaps-experts.png from those of the phase `experts`, if it has runs.
+Writes gaps.png, curves.png and sqnr.png next to this file, from the runs of the phase `study`;
+answers/, a picture of each question; and gaps-experts.png from the phase `experts`, if it has runs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from mqo.report.pictures import Gap, draw_curves, forest, pyplot, save
 from mqo.report.series import Band, band, less
 from mqo.run_records import QuantToml
 from mqo.runs import Series
+from predict import Prediction, predictions
 from study import ARMS, HERE, Cell
-from table import BASELINE, Losses, by_step, read
+from table import BASELINE, SHORT, Losses, by_step, pairs_of, read
 
 CURVES = ("none", "mxfp4", "mxfp4+all", "mxfp4-backward", "nvfp4", "hif4", "mxfp8", "hifp8")
 
@@ -35,14 +36,20 @@ def main() -> None:
         phase = ARMS["phases"][name]
         for model, planned in phase["models"].items():
             losses = losses_by_key.get((model, phase["size"], phase["steps"]))
-            arms = [arm for arm in planned if losses and arm in losses.last]
-            if losses is None or len(arms) < 2:
+            if losses is None:
+                continue
+            losses.take_incomplete()
+            arms = [arm for arm in planned if arm in losses.last]
+            if len(arms) < 2:
                 continue
             title = f"{model}, 8 layers of 128, {phase['steps']} steps: {_seeds(losses)}"
             gaps(losses, model, arms, title, HERE / f"{file}.png")
             if name == "study":
                 curves(losses, model, arms, title, HERE / "curves.png")
                 gaps_over_sqnr(losses, model, arms, title, HERE / "sqnr.png")
+                answers(losses, model)
+                short = losses_by_key.get((model, phase["size"], SHORT), Losses())
+                predictors(predictions(losses, short.noise_ratio), title)
 
 
 def _seeds(losses: Losses) -> str:
@@ -79,6 +86,40 @@ def gaps(losses: Losses, model: str, arms: Sequence[str], title: str, target: Pa
     ordered = sorted(rest, key=lambda arm: (colors[arm], statistics.fmean(shares[arm])))
     rows = [Gap(arm, drawn[arm], gap) for arm in ordered if (gap := by_arm[arm])]
     forest(rows, title, [target])
+
+
+def answers(losses: Losses, model: str) -> None:
+    """Plot the gaps of each question, in percent of the unquantized loss."""
+    for question in ARMS["questions"]:
+        pairs = [pair for pair in pairs_of(question) if losses.paired(*pair)]
+        if not pairs:
+            continue
+        known = [[gap / losses.baseline for gap in losses.paired(*pair)] for pair in pairs]
+        drawn = looks_of(model, list(dict.fromkeys(arm for arm, _ in pairs)))
+        rows = [
+            Gap(f"{arm} less {than}", drawn[arm], gap)
+            for (arm, than), gap in zip(pairs, evidence(known), strict=True)
+            if gap is not None
+        ]
+        target = HERE / "answers" / f"{question['name']}.png"
+        forest(rows, question["ask"], [target], reference="the second arm")
+
+
+def predictors(known: Sequence[Prediction], title: str) -> None:
+    """Plot each predictor's rank correlation with the final gap, and its interval."""
+    figure, axes = pyplot().subplots(figsize=(8, 0.9 + 0.26 * len(known)), layout="constrained")
+    for position, one in enumerate(known):
+        color = "tab:blue" if one.name.startswith("gap") else "tab:orange"
+        axes.plot([one.low, one.high], [position, position], color=color, linewidth=2)
+        axes.plot([one.rho], [position], marker="o", color=color)
+    axes.set_yticks(range(len(known)), [one.name for one in known], fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(0, color="grey", linewidth=0.8)
+    axes.set_xlabel("rank correlation with the final gap of other seeds; 95 % interval over arms")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(axis="x", alpha=0.25)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    save(figure, [HERE / "answers" / "predictors.png"])
 
 
 def curves(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:

@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,9 @@ from mqo.launch.config import RunConfig, resolve
 from mqo.launch.run import run
 from mqo.overlay.vendor import Pin
 from mqo.project import Project
+from mqo.quant.spec import NONE
 from mqo.recipes import recipe as recipes
-from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
+from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, Series
 
 HERE = Path(__file__).parent
 TABLE = HERE / "runs.csv"
@@ -72,7 +73,10 @@ class Cell:
             rest |= {name: arm[name] for name in ("attention", "attention_gemms") if name in arm}
         if "recipe" in arm:
             rest["recipe"] = recipes.chosen(_file(arm["recipe"]), arm.get("without", ()), ())
-        return resolve(self.model, "dolma", "bf16", "study", **rest)
+        config = resolve(self.model, "dolma", "bf16", "study", **rest)
+        if (config.quantization.types or {}).get("wgrad", NONE) == NONE:
+            return config
+        return resolve(self.model, "dolma", "bf16", "study", **rest, gradient_noise=True)
 
 
 def _file(recipe: str) -> str:
@@ -96,6 +100,7 @@ class TrainedCell(Cell):
     upstream: str
     torch: str
     sqnr: str  # {SITE.OPERAND: dB}, over the measured steps and all layers
+    noise_ratio: float | None = None  # gradient to noise in wgrad, last measured step, all layers
 
 
 def main() -> None:
@@ -176,6 +181,7 @@ def train(cell: Cell) -> TrainedCell:
         upstream=Pin.load(project.upstream_pin).version,
         torch=importlib.metadata.version("torch"),
         sqnr=json.dumps(sqnr),
+        noise_ratio=noise_ratio(metrics),
     )
 
 
@@ -191,6 +197,14 @@ def measured(folder: RunFolder) -> dict[str, float]:
         for name, (signal, noise) in sorted(energies.items())
         if signal > 0 and noise > 0
     }
+
+
+def noise_ratio(metrics: Mapping[str, Series]) -> float | None:
+    """Return the geometric mean over layers of the last gradient to noise ratio; None without."""
+    series = [values for name, values in metrics.items() if name.endswith("/noise_ratio")]
+    last = max((values[-1][0] for values in series), default=None)
+    ratios = [values[-1][1] for values in series if values[-1][0] == last]
+    return round(statistics.geometric_mean(ratios), 4) if ratios else None
 
 
 def commit(project: Project) -> str:

@@ -11,23 +11,27 @@ number of seeds with which 80 of 100 studies would detect a gap of this size and
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import math
 import statistics
 import tomllib
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mqo.extras import package
 from mqo.report.evidence import LEVEL, POWER, Evidence, evidence
+from predict import BASELINE, Prediction, predictions
 
 HERE = Path(__file__).parent
-BASELINE = "none"
+LEAST_ARMS = 4  # smallest number of arms whose questions are answered
+DRAWN = "llama32-1b"  # the model whose answers figures.py draws
+SHORT = 100  # steps of the runs that measure the noise of gradients
+PREDICTS = "What predicts the gap at the end?"
 MOST_SEEDS = 64
-LEAST_ARMS = 4  # smallest number of arms whose order is reported
 Key = tuple[str, str, int]  # model, size, steps
 HEAD = """| arm | less | seeds | gap, nats | 95 % | of loss | errors | p (Holm) | seeds needed |
 |---|---|---|---|---|---|---|---|---|"""
@@ -40,6 +44,7 @@ class Losses:
     last: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
     curve: dict[str, dict[int, list]] = field(default_factory=lambda: defaultdict(dict))
     sqnr: dict[str, dict[str, float]] = field(default_factory=dict)
+    noise_ratio: dict[str, float] = field(default_factory=dict)  # gradient to noise, last seed
 
     def paired(self, arm: str, than: str) -> list[float]:
         """Return the gaps of `arm` to `than`, one per seed that both have."""
@@ -68,7 +73,10 @@ def main() -> None:
     """Print the tables of each model, size and length, and the arms without runs."""
     plan = tomllib.loads((HERE / "arms.toml").read_text(encoding="utf-8"))
     print("# Results\n\n`table.py` writes this page from runs.csv. README.md discusses it.")
-    for (model, size, steps), losses in read(HERE / "runs.csv").items():
+    tables = read(HERE / "runs.csv")
+    for (model, size, steps), losses in tables.items():
+        if BASELINE not in losses.last:
+            continue  # only predictors
         seeds = len(losses.last[BASELINE])
         print(f"\n## {model}, {size}, {steps} steps\n")
         print(f"Unquantized: {losses.baseline:.4f} nats per token, mean of {seeds} seeds.\n")
@@ -81,13 +89,26 @@ def main() -> None:
         if incomplete:
             print(f"\nOf these, some seeds were run: {', '.join(incomplete)}.")
         for question in plan["questions"] if len(arms) >= LEAST_ARMS else ():
-            if text := answer(losses, map(tuple, question["pairs"]), missing):
+            if text := answer(losses, pairs_of(question), missing):
+                if "order" in question:
+                    text += f"\n\n{agreement(losses, question['order'])}"
+                if model == DRAWN and any(losses.paired(*pair) for pair in pairs_of(question)):
+                    text += f"\n\n![{question['ask']}](answers/{question['name']}.png)"
                 power = f" Power: {question['power']}." if "power" in question else ""
                 published = f"Published: {question['published']}.{power}"
                 print(f"\n### {question['ask']}\n\n{published}\n\n{text}")
         if len(losses.sqnr) >= LEAST_ARMS:
             print(f"\n### Does the gap close with the schedule?\n\n{closing(losses, arms)}")
-            print(f"\n### Does the order by SQNR predict the order by loss?\n\n{order(losses)}")
+            noise = tables[model, size, SHORT].noise_ratio if (model, size, SHORT) in tables else {}
+            if predictors := predictions(losses, noise):
+                print(f"\n### {PREDICTS}\n\n{predicting(losses, predictors, noise)}")
+                print("\n![rank correlation of each predictor](answers/predictors.png)")
+
+
+def pairs_of(question: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the pairs of arms of a question; of a published order, neighbors, worst first."""
+    pairs = question.get("pairs") or itertools.pairwise(reversed(question["order"]))
+    return [(arm, than) for arm, than in pairs]
 
 
 def not_run(plan: Mapping[str, Any], key: Key, losses: Losses) -> list[str]:
@@ -114,6 +135,30 @@ def answer(losses: Losses, pairs: Iterable[tuple[str, ...]], missing: Collection
     return "\n\n".join(parts + ([f"Not run yet: {', '.join(waiting)}."] if waiting else []))
 
 
+def agreement(losses: Losses, order: Sequence[str]) -> str:
+    """Return how many pairs of a published order, lowest loss first, are in this order here."""
+    if missing := [arm for arm in order if arm not in losses.last]:
+        return f"The order waits for: {', '.join(missing)}."
+    pairs = list(itertools.combinations(order, 2))
+    gaps = evidence([losses.paired(worse, better) for better, worse in pairs])
+    means = [gap.mean for gap in gaps if gap is not None]
+    ordered = sum(mean > 0 for mean in means)
+    seen = [gap for gap in gaps if gap is not None and gap.seen]
+    chance = at_least(ordered, len(order))
+    return (
+        f"Of the {len(pairs)} pairs of the published order, {ordered} have this order here (at "
+        f"least so many in {chance:.1%} of random orders); of the {len(seen)} that are significant "
+        f"after Holm's correction over all pairs, {sum(gap.mean > 0 for gap in seen)}."
+    )
+
+
+def at_least(ordered: int, count: int) -> float:
+    """Return the share of the orders of `count` arms with at least `ordered` pairs in order."""
+    orders = list(itertools.permutations(range(count)))
+    pairs = [sum(a < b for a, b in itertools.combinations(order, 2)) for order in orders]
+    return sum(found >= ordered for found in pairs) / len(orders)
+
+
 def read(path: Path) -> dict[Key, Losses]:
     """Return the losses in runs.csv by model, size and steps."""
     losses_by_key: dict[Key, Losses] = defaultdict(Losses)
@@ -125,6 +170,8 @@ def read(path: Path) -> dict[Key, Losses]:
             losses.curve[row["arm"]][seed] = json.loads(row["curve"])
             if measured := json.loads(row["sqnr"] or "{}"):
                 losses.sqnr[row["arm"]] = measured
+            if ratio := row["noise_ratio"]:
+                losses.noise_ratio[row["arm"]] = float(ratio)
     return losses_by_key
 
 
@@ -204,39 +251,22 @@ def by_step(curve: list) -> dict[int, float]:
     return {step: statistics.fmean(values) for step, values in steps.items()}
 
 
-def order(losses: Losses) -> str:
-    """Return a table of the arms, sorted by the mean SQNR of their operands, with their gaps."""
+def predicting(
+    losses: Losses, predictors: Iterable[Prediction], noise_ratio: Mapping[str, float]
+) -> str:
+    """Return a table of the predictors, and one of the arms, sorted by SQNR."""
+    lines = ["| predictor | arms | rank correlation | 95 % |", "|---|---|---|---|"]
+    lines += [
+        f"| {one.name} | {one.arms} | {one.rho:+.2f} | {one.low:+.2f} to {one.high:+.2f} |"
+        for one in predictors
+    ]
+    lines += ["", "| arm | mean SQNR, dB | gradient to noise | gap, nats |", "|---|---|---|---|"]
     decibels = {arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items()}
-    gaps = {arm: losses.paired(arm, BASELINE) for arm in decibels}
-    known = sorted((arm for arm in decibels if gaps[arm]), key=lambda arm: -decibels[arm])
-    mean = {arm: statistics.fmean(gaps[arm]) for arm in known}
-    lines = ["| arm | mean SQNR of its operands, dB | gap, nats |", "|---|---|---|"]
-    lines += [f"| {arm} | {decibels[arm]:.1f} | {mean[arm]:+.4f} |" for arm in known]
-    rho, low, high = spearman(decibels, {arm: gaps[arm] for arm in known})
-    text = f"Spearman correlation of SQNR and gap: {rho:+.2f}"
-    if low is not None:
-        text += f", {low:+.2f} to {high:+.2f} (middle 95 % over resampled seeds)"
-    return "\n".join([*lines, "", text + "."])
-
-
-def spearman(
-    decibels: Mapping[str, float], gaps: Mapping[str, list[float]]
-) -> tuple[float, float | None, float | None]:
-    """Return the rank correlation of SQNR and mean gap, and its range over resampled seeds."""
-    import numpy as np
-
-    rank = package("scipy.stats").spearmanr
-    x = [decibels[arm] for arm in gaps]
-    count = min(map(len, gaps.values()))
-    table = np.array([values[:count] for values in gaps.values()])
-    rho = float(rank(x, table.mean(axis=1)).statistic)
-    if count < 3:
-        return rho, None, None
-    random = np.random.default_rng(0)
-    draws = (random.integers(0, count, count) for _ in range(999))
-    resampled = [rank(x, table[:, drawn].mean(axis=1)).statistic for drawn in draws]
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    return rho, float(low), float(high)
+    for arm in sorted(decibels, key=lambda arm: -decibels[arm]):
+        ratio = f"{noise_ratio[arm]:.2f}" if arm in noise_ratio else ""
+        gap = statistics.fmean(losses.paired(arm, BASELINE))
+        lines.append(f"| {arm} | {decibels[arm]:.1f} | {ratio} | {gap:+.4f} |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import astuple
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,21 @@ SEEDS = {1: 0.02, 2: 0.05, 3: 0.035}
 
 
 @pytest.fixture(scope="module")
-def study(benchmark_module):
-    return benchmark_module("study.study")
+def study_module():
+    """A function that imports a module of the study, as its programs import each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(STUDY)
+        yield import_module
 
 
 @pytest.fixture(scope="module")
-def table(benchmark_module):
-    return benchmark_module("study.table")
+def study(study_module):
+    return study_module("study")
+
+
+@pytest.fixture(scope="module")
+def table(study_module):
+    return study_module("table")
 
 
 def test_every_cell_of_every_phase_has_a_configuration_of_its_own(study):
@@ -40,7 +49,8 @@ def test_every_cell_of_every_phase_has_a_configuration_of_its_own(study):
 def test_a_question_names_arms_that_the_study_trains(study):
     trained = {cell.arm for phase in study.ARMS["phases"] for cell in study.cells(phase)}
     for question in study.ARMS["questions"]:
-        assert {arm for pair in question["pairs"] for arm in pair} <= trained
+        pairs = question.get("pairs") or [question["order"]]
+        assert {arm for pair in pairs for arm in pair} <= trained
 
 
 def test_a_finished_row_is_not_trained_again(study, tmp_path, monkeypatch):
@@ -131,10 +141,79 @@ def test_the_seeds_needed_are_those_of_a_t_test_with_that_power(table):
     assert found == ["3", "10", "over 64"]
 
 
-def test_a_rank_correlation_of_opposite_orders_is_one_less(table):
-    gaps = {arm: [n / 10, n / 10, n / 10] for n, arm in enumerate("abc")}
-    rho, low, high = table.spearman({"a": 30.0, "b": 20.0, "c": 10.0}, gaps)
-    assert (rho, low, high) == pytest.approx((-1, -1, -1))
+@pytest.fixture
+def eight_arms(table):
+    """Return a function that makes the losses of eight arms and five seeds.
+
+    It takes the gap of arm n after 5 and after 10 steps, as functions of n and the seed.
+    """
+
+    def losses(early, late):
+        made = table.Losses()
+        gaps = [("none", lambda n, seed: 0.0, lambda n, seed: 0.0)]
+        gaps += [(f"arm{n}", early, late) for n in range(8)]
+        for n, (arm, half, last) in enumerate(gaps, -1):
+            for seed in range(1, 6):
+                made.last[arm][seed] = 6 + last(n, seed)
+                made.curve[arm][seed] = [[5, 7 + half(n, seed)], [10, 6 + last(n, seed)]]
+            if arm != "none":
+                made.sqnr[arm] = {"fprop.x": 30.0 - n, "wgrad.grad": 10.0}
+        return made
+
+    return losses
+
+
+def test_predictors_of_a_known_order_have_its_rank_correlation(study_module, eight_arms):
+    predictions = study_module("predict").predictions
+    losses = eight_arms(early=lambda n, seed: -n / 9, late=lambda n, seed: n / 10)
+    ratios = {f"arm{n}": 9.0 - n for n in range(7)}
+    found = {one.name: one for one in predictions(losses, ratios | {"arm7": 9.5})}
+    assert found["SQNR, mean of fprop's operands"].rho == pytest.approx(1)
+    assert found["gap after 5 steps"].rho == pytest.approx(-1)
+    assert found["gap after 10 steps"].rho == pytest.approx(1)
+    # Seven in order, and the last before the first: 1 - 6 (7 * 1 + 7^2) / (8 * 63).
+    assert found["gradient to noise after 100 steps"].rho == pytest.approx(1 - 6 * 56 / 504)
+    for one in found.values():
+        assert one.low <= one.rho <= one.high and one.arms == 8
+
+
+def test_a_gap_is_not_predicted_from_the_seeds_that_have_it(study_module, eight_arms):
+    """Noise that is a seed's own, in all arms anew, predicts nothing in other seeds."""
+    predictions = study_module("predict").predictions
+    noise = [[(3 * n * n + 5 * seed * n + 2 * seed) % 7 for seed in range(6)] for n in range(8)]
+    losses = eight_arms(lambda n, seed: noise[n][seed], lambda n, seed: noise[n][seed])
+    (last,) = [one for one in predictions(losses, {}) if one.name == "gap after 10 steps"]
+    assert abs(last.rho) < 0.7
+
+
+def test_an_unquantized_fprop_has_the_highest_sqnr(study_module, eight_arms):
+    predictions = study_module("predict").predictions
+    losses = eight_arms(lambda n, seed: 0.0, lambda n, seed: n / 10)
+    del losses.sqnr["arm0"]["fprop.x"]
+    by_name = {one.name: one for one in predictions(losses, {})}
+    assert by_name["SQNR, mean of fprop's operands"].rho == pytest.approx(1)
+
+
+def test_a_published_order_is_compared_pair_by_pair(table, eight_arms):
+    losses = eight_arms(lambda n, seed: 0.0, lambda n, seed: n / 10 + seed / 1000 * (n % 2))
+    text = table.agreement(losses, ["arm0", "arm1", "arm3", "arm2"])
+    assert text.startswith("Of the 6 pairs of the published order, 5 have this order here")
+    assert "16.7%" in text and text.endswith("all pairs, 5.")
+    assert table.agreement(losses, ["arm0", "missing"]).endswith("missing.")
+
+
+@pytest.mark.parametrize(("ordered", "share"), [(0, 1), (1, 5 / 6), (2, 0.5), (3, 1 / 6)])
+def test_the_chance_of_an_order_counts_all_orders(table, ordered, share):
+    assert table.at_least(ordered, 3) == pytest.approx(share)
+
+
+def test_each_question_has_a_picture_of_its_own(study, table):
+    names = [question["name"] for question in study.ARMS["questions"]]
+    assert len(set(names)) == len(names)
+    for question in study.ARMS["questions"]:
+        assert table.pairs_of(question)
+    linked = set(re.findall(r"\(answers/([a-z0-9-]+)\.png\)", (STUDY / "results.md").read_text()))
+    assert linked == {path.stem for path in (STUDY / "answers").glob("*.png")}
 
 
 def test_the_committed_rows_are_whole_and_hold_no_cell_twice(study):
@@ -158,7 +237,7 @@ def test_what_the_documents_say_is_in_the_table(table):
     known = set()
     for losses in table.read(STUDY / "runs.csv").values():
         pairs = [(arm, table.BASELINE) for arm in losses.last if arm != table.BASELINE]
-        pairs += [tuple(pair) for question in questions for pair in question["pairs"]]
+        pairs += [pair for question in questions for pair in table.pairs_of(question)]
         gaps = [found for pair in pairs if (found := losses.paired(*pair))]
         for one in table.evidence(gaps):
             known.add(

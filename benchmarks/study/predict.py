@@ -1,0 +1,140 @@
+"""Compute how well quantities that are known early, or without training, predict the final gap.
+
+The gap of an arm is its final validation loss less that of the unquantized run of the same seed. A
+predictor that needs training is taken from some of the seeds and compared with the gap of the
+others: the same runs on both sides would share their noise. The result is Spearman's rank
+correlation over the arms, the mean over all ways to divide the seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from mqo.extras import package
+
+if TYPE_CHECKING:
+    from table import Losses
+
+BASELINE = "none"
+KNOWN = 2  # seeds that a predictor is taken from; the others have the gap to be predicted
+RESAMPLES = 999
+LEAST_ARMS = 8  # smallest number of arms whose order is reported
+FORWARD = "fprop."
+Gaps = Mapping[str, Mapping[int, float]]  # {arm: {seed: nats}}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A predictor's rank correlation with the final gap, and its 95 % interval over the arms."""
+
+    name: str
+    arms: int
+    rho: float
+    low: float
+    high: float
+
+
+def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Prediction]:
+    """Return the predictors that at least LEAST_ARMS arms have.
+
+    Args:
+        losses: runs of one model, size and length.
+        noise_ratio: gradient to noise of short runs, by arm.
+    """
+    final = _gaps(losses.last)
+    decibels = {arm: statistics.fmean(values.values()) for arm, values in losses.sqnr.items()}
+    forward = {arm: _forward(values) for arm, values in losses.sqnr.items()}
+    fixed = {
+        "SQNR, mean of all operands": decibels,
+        "SQNR, mean of fprop's operands": forward,
+        "gradient to noise after 100 steps": dict(noise_ratio),
+    }
+    found = [_of_values(name, values, final) for name, values in fixed.items()]
+    for step in _steps(losses):
+        found.append(_of_gaps(f"gap after {step} steps", _gaps_at(losses, step), final))
+    return [one for one in found if one is not None]
+
+
+def _forward(decibels: Mapping[str, float]) -> float:
+    """Return the mean SQNR of fprop's operands in dB; inf if they are not quantized."""
+    values = [value for name, value in decibels.items() if name.startswith(FORWARD)]
+    return statistics.fmean(values) if values else math.inf
+
+
+def _gaps(losses: Gaps) -> dict[str, dict[int, float]]:
+    base = losses[BASELINE]
+    return {
+        arm: {seed: loss - base[seed] for seed, loss in of_seed.items() if seed in base}
+        for arm, of_seed in losses.items()
+        if arm != BASELINE
+    }
+
+
+def _gaps_at(losses: Losses, step: int) -> dict[str, dict[int, float]]:
+    at_step: dict[str, dict[int, float]] = {}
+    for arm, curves in losses.curve.items():
+        for seed, curve in curves.items():
+            values = [loss for at, loss in curve if at == step]
+            if values:
+                at_step.setdefault(arm, {})[seed] = statistics.fmean(values)
+    return _gaps(at_step)
+
+
+def _steps(losses: Losses) -> list[int]:
+    (curve, *_) = losses.curve[BASELINE].values()
+    return sorted({step for step, _ in curve})
+
+
+def _of_values(name: str, values: Mapping[str, float], final: Gaps) -> Prediction | None:
+    """Return the correlation of the final gap with minus a quantity that grows with precision."""
+    arms = sorted(values.keys() & final.keys())
+    x = np.array([-values[arm] for arm in arms])
+    return _prediction(name, [(x, _means(final, arms, of)) for _, of in _divisions(final, arms)])
+
+
+def _of_gaps(name: str, early: Gaps, final: Gaps) -> Prediction | None:
+    arms = sorted(early.keys() & final.keys())
+    pairs = [
+        (_means(early, arms, known), _means(final, arms, others))
+        for known, others in _divisions(final, arms)
+    ]
+    return _prediction(name, pairs)
+
+
+def _divisions(gaps: Gaps, arms: list[str]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield each choice of KNOWN seeds, and the others, of the seeds that all arms have."""
+    seeds = sorted(set.intersection(*(set(gaps[arm]) for arm in arms))) if arms else []
+    for known in itertools.combinations(seeds, KNOWN):
+        if others := [seed for seed in seeds if seed not in known]:
+            yield list(known), others
+
+
+def _means(gaps: Gaps, arms: list[str], seeds: list[int]) -> np.ndarray:
+    return np.array([statistics.fmean(gaps[arm][seed] for seed in seeds) for arm in arms])
+
+
+def _prediction(name: str, pairs: list[tuple[np.ndarray, np.ndarray]]) -> Prediction | None:
+    """Return the mean correlation of (predictor, gap) pairs, each [arms]; resample the arms."""
+    if not pairs or len(pairs[0][0]) < LEAST_ARMS:
+        return None
+    count = len(pairs[0][0])
+    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
+    drawn = np.concatenate([np.arange(count)[None], drawn])  # the first row: the arms as they are
+    rho = np.mean([_rank_correlation(x[drawn], y[drawn]) for x, y in pairs], axis=0)
+    low, high = np.nanpercentile(rho[1:], [2.5, 97.5])
+    return Prediction(name, count, float(rho[0]), float(low), float(high))
+
+
+def _rank_correlation(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Return Spearman's correlation of each row; nan for a row of equal values."""
+    ranks = [package("scipy.stats").rankdata(values, axis=1) for values in (x, y)]
+    a, b = (values - values.mean(axis=1, keepdims=True) for values in ranks)
+    norms = np.sqrt((a * a).sum(axis=1) * (b * b).sum(axis=1))
+    with np.errstate(invalid="ignore"):
+        return (a * b).sum(axis=1) / norms
