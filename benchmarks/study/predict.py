@@ -55,10 +55,10 @@ def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Predic
         "SQNR, mean of fprop's operands": forward,
         "gradient to noise after 100 steps": dict(noise_ratio),
     }
-    found = [_of_values(name, values, final) for name, values in fixed.items()]
+    results = [_of_values(name, values, final) for name, values in fixed.items()]
     for step in _steps(losses):
-        found.append(_of_gaps(f"gap after {step} steps", _gaps_at(losses, step), final))
-    return [one for one in found if one is not None]
+        results.append(_of_gaps(f"gap after {step} steps", _gaps_at(losses, step), final))
+    return [one for one in results if one is not None]
 
 
 def _forward(decibels: Mapping[str, float]) -> float:

@@ -156,7 +156,7 @@ def at_least(ordered: int, count: int) -> float:
     """Return the share of the orders of `count` arms with at least `ordered` pairs in order."""
     orders = list(itertools.permutations(range(count)))
     pairs = [sum(a < b for a, b in itertools.combinations(order, 2)) for order in orders]
-    return sum(found >= ordered for found in pairs) / len(orders)
+    return sum(total >= ordered for total in pairs) / len(orders)
 
 
 def read(path: Path) -> dict[Key, Losses]:
