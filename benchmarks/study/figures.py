@@ -108,11 +108,11 @@ def answers(losses: Losses, model: str) -> None:
 def predictors(known: Sequence[Prediction], title: str) -> None:
     """Plot each predictor's rank correlation with the final gap, and its interval."""
     figure, axes = pyplot().subplots(figsize=(8, 0.9 + 0.26 * len(known)), layout="constrained")
-    for position, one in enumerate(known):
-        color = "tab:blue" if one.name.startswith("gap") else "tab:orange"
-        axes.plot([one.low, one.high], [position, position], color=color, linewidth=2)
-        axes.plot([one.rho], [position], marker="o", color=color)
-    axes.set_yticks(range(len(known)), [one.name for one in known], fontsize=8)
+    for position, predictor in enumerate(known):
+        color = "tab:blue" if predictor.name.startswith("gap") else "tab:orange"
+        axes.plot([predictor.low, predictor.high], [position, position], color=color, linewidth=2)
+        axes.plot([predictor.rho], [position], marker="o", color=color)
+    axes.set_yticks(range(len(known)), [predictor.name for predictor in known], fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_xlabel("rank correlation with the final gap of other seeds; 95 % interval over arms")

@@ -58,7 +58,7 @@ def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Predic
     results = [_of_values(name, values, final) for name, values in fixed.items()]
     for step in _steps(losses):
         results.append(_of_gaps(f"gap after {step} steps", _gaps_at(losses, step), final))
-    return [one for one in results if one is not None]
+    return [result for result in results if result is not None]
 
 
 def _forward(decibels: Mapping[str, float]) -> float:
@@ -70,8 +70,8 @@ def _forward(decibels: Mapping[str, float]) -> float:
 def _gaps(losses: Gaps) -> dict[str, dict[int, float]]:
     base = losses[BASELINE]
     return {
-        arm: {seed: loss - base[seed] for seed, loss in of_seed.items() if seed in base}
-        for arm, of_seed in losses.items()
+        arm: {seed: loss - base[seed] for seed, loss in by_seed.items() if seed in base}
+        for arm, by_seed in losses.items()
         if arm != BASELINE
     }
 
@@ -95,7 +95,9 @@ def _of_values(name: str, values: Mapping[str, float], final: Gaps) -> Predictio
     """Return the correlation of the final gap with minus a quantity that grows with precision."""
     arms = sorted(values.keys() & final.keys())
     x = np.array([-values[arm] for arm in arms])
-    return _prediction(name, [(x, _means(final, arms, of)) for _, of in _divisions(final, arms)])
+    return _prediction(
+        name, [(x, _means(final, arms, others)) for _, others in _divisions(final, arms)]
+    )
 
 
 def _of_gaps(name: str, early: Gaps, final: Gaps) -> Prediction | None:

@@ -257,8 +257,8 @@ def predicting(
     """Return a table of the predictors, and one of the arms, sorted by SQNR."""
     lines = ["| predictor | arms | rank correlation | 95 % |", "|---|---|---|---|"]
     lines += [
-        f"| {one.name} | {one.arms} | {one.rho:+.2f} | {one.low:+.2f} to {one.high:+.2f} |"
-        for one in predictors
+        f"| {known.name} | {known.arms} | {known.rho:+.2f} | {known.low:+.2f} to {known.high:+.2f} |"
+        for known in predictors
     ]
     lines += ["", "| arm | mean SQNR, dB | gradient to noise | gap, nats |", "|---|---|---|---|"]
     decibels = {arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items()}
