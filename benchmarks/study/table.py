@@ -257,8 +257,8 @@ def predicting(
     """Return a table of the predictors, and one of the arms, sorted by SQNR."""
     lines = ["| predictor | arms | rank correlation | 95 % |", "|---|---|---|---|"]
     lines += [
-        f"| {known.name} | {known.arms} | {known.rho:+.2f} | {known.low:+.2f} to {known.high:+.2f} |"
-        for known in predictors
+        f"| {x.name} | {x.arms} | {x.rho:+.2f} | {x.low:+.2f} to {x.high:+.2f} |"
+        for x in predictors
     ]
     lines += ["", "| arm | mean SQNR, dB | gradient to noise | gap, nats |", "|---|---|---|---|"]
     decibels = {arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items()}
