@@ -35,8 +35,8 @@ def written(page: str) -> str:
 def lines() -> Iterator[str]:
     """Yield the list of recipes, and what `mqo recipe show` prints for the example."""
     recipes = sorted(map(read, names()), key=lambda recipe: (recipe.family, recipe.name))
-    yield "| recipe | family | what it is | published about the loss |"
-    yield "|---|---|---|---|"
+    yield "| recipe | what it is |"
+    yield "|---|---|"
     yield from map(_row, recipes)
     yield from ("", f"    $ mqo recipe show {EXAMPLE}")
     yield from (f"    {line}".rstrip() for line in recipe_lines(read(EXAMPLE), models()))
@@ -44,7 +44,7 @@ def lines() -> Iterator[str]:
 
 
 def _row(recipe: Recipe) -> str:
-    return f"| {recipe.name} | {recipe.family} | {recipe.summary} | {recipe.published} |"
+    return f"| {recipe.name} | {recipe.summary} |"
 
 
 if __name__ == "__main__":
