@@ -2,6 +2,7 @@
 
 import itertools
 import shlex
+import re
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -90,7 +91,8 @@ def format_table() -> str:
     for row in formats.FORMATS.values():
         element = row.element
         cells = [f"`{row.name}`", f"{element.name.upper()}: {_grid(element)}"]
-        cells += [_scale(row), f"{8 * row.packed_bytes:g}", row.source]
+        source = re.split("[;:]", row.source)[0]
+        cells += [_scale(row), f"{8 * row.packed_bytes:g}", source]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
