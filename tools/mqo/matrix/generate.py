@@ -86,13 +86,13 @@ def mode_table() -> str:
 
 def format_table() -> str:
     """Return a Markdown table of the formats."""
-    lines = ["| type | element | scale | packed | source |"]
-    lines.append("|---|---|---|---|---|")
+    lines = ["| type | element | scale | source |"]
+    lines.append("|---|---|---|---|")
     for row in formats.FORMATS.values():
         element = row.element
         cells = [f"`{row.name}`", f"{element.name.upper()}: {_grid(element)}"]
         source = re.split("[;:]", row.source)[0]
-        cells += [_scale(row), f"{8 * row.packed_bytes:g}", source]
+        cells += [_scale(row), source]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
