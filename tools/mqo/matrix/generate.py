@@ -1,8 +1,8 @@
 """Generate the pretrain scripts, and the tables of modes and formats in the documentation."""
 
 import itertools
-import shlex
 import re
+import shlex
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
