@@ -57,6 +57,13 @@ BENCHMARKS = (
         limit_s=1500,
     ),
     Benchmark(
+        "Accumulation error compared with quantization error",
+        "benchmarks/accumulation.py --quick",
+        "benchmarks/accumulation.py --quick",
+        "docs/emulation.md explains these errors.",
+        limit_s=600,
+    ),
+    Benchmark(
         "From the command to the first step",
         "benchmarks/start.py --rounds 3",
         "benchmarks/start.py --rounds 1",

@@ -23,14 +23,13 @@ from torch.distributions import Laplace, Normal, StudentT
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
 
+from gemm_data import EVERY, FACTOR, WHICH
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import FORMATS, SCALE_RULES_OF
 from mqo.quant.spec import QuantSpec
 
 SHAPE = (1024, 4096)
 SEED = 1234
-# In every 64 channels, the one with this index is multiplied by the factor.
-EVERY, WHICH, FACTOR = 64, 17, 50.0
 
 
 def main() -> None:
