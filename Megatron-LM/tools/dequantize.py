@@ -6,8 +6,8 @@ only torch and safetensors, and may be copied with the folder.
 In packed_*.safetensors, a module's weight [out, in] becomes
 
 - MODULE.codes: uint8 [out, in x bits / 8],
-- MODULE.scales of its blocks: uint8, or float32 for the scale "fp32"; [out / rows, blocks], for hif4
-  [..., 4],
+- MODULE.scales of its blocks: uint8, or float32 for the scale "fp32"; [out / rows, blocks], for
+  hif4 [..., 4],
 - MODULE.scale of the tensor: float32 [1].
 
 docs/formats.md of the project (packed storage) defines their bytes. quantization_config in
