@@ -106,8 +106,8 @@ def normal(*shape, seed, size=1.0):
 
 
 # Oracle and layer sum in another order, so that a number near a tie may round the other way: with
-# mxfp4 and int8_block some do (measured: 1.2e-3), with the others none (5e-7). After a transform the
-# largest number of a query that sees few keys is near a power of two, where a scale changes (0.04).
+# mxfp4 and int8_block some do (measured: 1.2e-3), with the others none (5e-7). After a transform,
+# the largest number of a query with few keys is near a power of two, where a scale changes (0.04).
 @pytest.mark.parametrize("kind", ["none", *FORMATS, "fp8_tensor"])
 @pytest.mark.parametrize("points", [0, 64])
 def test_gradients_of_a_layer_are_the_oracles(linear, options, monkeypatch, kind, points):
