@@ -192,18 +192,22 @@ def test_a_single_query_sees_every_key(operands):
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_a_rank_of_the_context_has_its_rows(operands, rank):
+@pytest.mark.parametrize(
+    ("kind", "table"), [("nvfp4", ""), ("mxfp8", rows("hadamard = 128"))], ids=["", "transformed"]
+)
+def test_a_rank_of_the_context_has_its_rows(operands, options, rank, kind, table):
+    options(table)
     length = 192
     query, key, value = operands(length, length, groups=2)
     layer, size = Layer(), length // 6
     layer.mqo_part = (rank, 3)
     starts = chunk_starts(2 * size, layer.mqo_part)
     mine = torch.cat([torch.arange(start, start + size) for start in starts])
-    found = chunked(layer, ("none", "nvfp4"), query[mine], key, value)
-    expected = unfused(Layer(), ("none", "nvfp4"), query, key, value)[mine]
+    found = chunked(layer, ("none", kind), query[mine], key, value)
+    expected = unfused(Layer(), ("none", kind), query, key, value)[mine]
     assert error(found, expected) < 1e-6
     mask = chunk_mask(2 * size, layer.mqo_part, query.device)
-    by_mask = chunked(layer, ("none", "nvfp4"), query[mine], key, value, mask)
+    by_mask = chunked(layer, ("none", kind), query[mine], key, value, mask)
     assert torch.equal(by_mask, found)
 
 

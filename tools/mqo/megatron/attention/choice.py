@@ -107,7 +107,9 @@ def _choose(
         why = obstacle_to_kernels(layer, query, key, mask)
         attend = partial(fused_context, layer, pv_type, starts)
     elif backend in DEMANDED:
-        return None, f"no fused kernel quantizes its probabilities to {rounded.quant_type}"
+        is_none = rounded.quant_type == NONE
+        done = "transforms" if is_none else f"quantizes to {rounded.quant_type}"
+        return None, f"no fused kernel {done} its probabilities"
     else:
         why = obstacle_to_chunks(layer, rounded, query, key, mask)
         causal = mask is None or is_causal(mask, query.size(0), key.size(0))
