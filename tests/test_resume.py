@@ -245,7 +245,8 @@ def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, way):
     own |= {"model": model, "training": "tiny"}
     whole = trained_in_two_parts(start, tmp_path, mode, flags=sizes, **own)
     rows = stats_of(whole)
-    assert {(row["site"], row["quant_type"]) for row in rows} == {(s, "mxfp8") for s in SITES}
+    ran = {(row["site"], row["quant_type"]) for row in rows if row["quant_type"] != "excluded"}
+    assert ran == {(site, "mxfp8") for site in SITES}
     assert {row["operand"] for row in rows if row["site"] in ("dq", "dk")} == {"ds", "key", "query"}
     calls = {row["calls"] for row in rows if row["site"] in ATTENTION_BACKWARD}
     assert len(calls) == 1

@@ -102,9 +102,6 @@ class _Chunked(torch.autograd.Function):
         probs = work.parts[0]
         ctx.settings = replace(settings, probs=probs)
         ctx.features = unrounded.query.size(-1)
-        if probs.turn and not settings.backward.dp.has_type:
-            rounded = rounded._replace(value=probs.turn.undo(rounded.value, 0))
-        settings.backward.save(ctx, rounded, unrounded)
         out = rounded.query.new_empty(*rounded.query.shape[:3], rounded.value.size(-1))
         rows = by_matrix(out, work.groups)
         for chunk in work.plan.chunks():
@@ -112,6 +109,9 @@ class _Chunked(torch.autograd.Function):
             first = chunk.first * work.plan.repeats
             probs.observe(probabilities.exact, probabilities.rounded, first, chunk.start)
             work.put(rows, chunk, work.context(chunk, probabilities))
+        if not settings.backward.dp.has_type:  # no chunk reads the values any more
+            rounded = rounded._replace(value=_undone(probs.turn, rounded.value, 0))
+        settings.backward.save(ctx, rounded, unrounded)
         return out.flatten(2)
 
     @staticmethod
@@ -386,13 +386,15 @@ class _Gradients(_Work):
 
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of query, key and value."""
-        totals = (
-            _undone(self._turn_of_dk, self._of_key, -1),
-            _undone(self._turn_of_dv, self._of_value, -2),
-        )
         key, value = (
-            total.transpose(0, 1).unflatten(1, (-1, self.groups)).to(self._of_query.dtype)
-            for total in totals
+            _undone(turn, total, axis)
+            .transpose(0, 1)
+            .unflatten(1, (-1, self.groups))
+            .to(self._of_query.dtype)
+            for turn, total, axis in (
+                (self._turn_of_dk, self._of_key, -1),
+                (self._turn_of_dv, self._of_value, -2),
+            )
         )
         return self._of_query, key, value
 
@@ -437,7 +439,8 @@ class _Gradients(_Work):
 
 
 def _undone(turn: SignedHadamard | None, tensor: Tensor, axis: int) -> Tensor:
-    return tensor if turn is None else turn.undo(tensor, axis)
+    """Return a tensor without its transform, in place."""
+    return tensor if turn is None else turn.undo(tensor, axis, out=tensor)
 
 
 def _pair(
