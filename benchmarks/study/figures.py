@@ -8,6 +8,7 @@ answers/, a picture of each question; and gaps-experts.png from the phase `exper
 
 from __future__ import annotations
 
+import math
 import statistics
 import tomllib
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from mqo.report.pictures import Gap, draw_curves, forest, pyplot, save
 from mqo.report.series import Band, band, less
 from mqo.run_records import QuantToml
 from mqo.runs import Series
-from predict import Prediction, predictions
+from predict import Prediction, forward_sqnr, predictions
 from study import ARMS, HERE, Cell
 from table import BASELINE, SHORT, Losses, by_step, pairs_of, read
 
@@ -142,26 +143,32 @@ def _series(curve: list) -> Series:
 def gaps_over_sqnr(
     losses: Losses, model: str, arms: Sequence[str], title: str, target: Path
 ) -> None:
-    """Plot each arm's mean gap over the mean SQNR of its operands; variants share a hue."""
-    figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
-    decibels = {
-        arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items() if arm in arms
-    }
-    drawn = looks_of(model, arms)
-    for arm in (arm for arm in decibels if losses.paired(arm, BASELINE)):
-        x = decibels[arm]
-        y = 100 * statistics.fmean(losses.paired(arm, BASELINE)) / losses.baseline
-        its_look = drawn[arm]
-        axes.plot([x], [y], marker=its_look.symbol.matplotlib, color=its_look.light)
-        if arm in ARMS["arms"][arm].values():  # not a variant of another
-            offset = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
-            axes.annotate(arm, (x, y), fontsize=8, **offset)
-    axes.margins(x=0.1, y=0.12)
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set_xlabel("mean SQNR of the operands, dB")
-    axes.set_ylabel("final loss, % from the unquantized run")
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.grid(alpha=0.25)
+    """Plot each arm's mean gap over the SQNR of all operands, and of fprop's if it is quantized.
+
+    Variants share a hue.
+    """
+    figure, panels = pyplot().subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
+    drawn, measured = looks_of(model, arms), [arm for arm in arms if arm in losses.sqnr]
+    means = {arm: statistics.fmean(losses.sqnr[arm].values()) for arm in measured}
+    forward = {arm: forward_sqnr(losses.sqnr[arm]) for arm in measured}
+    for axes, decibels, operands in zip(
+        panels, (means, forward), ("all operands", "fprop's operands"), strict=True
+    ):
+        for arm, x in decibels.items():
+            if math.isinf(x):
+                continue
+            y = 100 * statistics.fmean(losses.paired(arm, BASELINE)) / losses.baseline
+            its_look = drawn[arm]
+            axes.plot([x], [y], marker=its_look.symbol.matplotlib, color=its_look.light)
+            if arm in ARMS["arms"][arm].values():  # not a variant of another
+                offset = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(arm, (x, y), fontsize=8, **offset)
+        axes.margins(x=0.1, y=0.12)
+        axes.axhline(0, color="grey", linewidth=0.8)
+        axes.set_xlabel(f"mean SQNR of {operands}, dB")
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("final loss, % from the unquantized run")
+    panels[0].set_title(title, fontsize=10, loc="left")
     save(figure, [target])
 
 

@@ -49,7 +49,7 @@ def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Predic
     """
     final = _gaps(losses.last)
     decibels = {arm: statistics.fmean(values.values()) for arm, values in losses.sqnr.items()}
-    forward = {arm: _forward(values) for arm, values in losses.sqnr.items()}
+    forward = {arm: forward_sqnr(values) for arm, values in losses.sqnr.items()}
     fixed = {
         "SQNR, mean of all operands": decibels,
         "SQNR, mean of fprop's operands": forward,
@@ -61,7 +61,7 @@ def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Predic
     return [result for result in results if result is not None]
 
 
-def _forward(decibels: Mapping[str, float]) -> float:
+def forward_sqnr(decibels: Mapping[str, float]) -> float:
     """Return the mean SQNR of fprop's operands in dB; inf if they are not quantized."""
     values = [value for name, value in decibels.items() if name.startswith(FORWARD)]
     return statistics.fmean(values) if values else math.inf
