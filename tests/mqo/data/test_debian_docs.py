@@ -218,7 +218,7 @@ class Killed(BaseException):
     """Like a kill: nothing in the code under test handles it."""
 
 
-@pytest.mark.parametrize("step", ["_fetch", "_page", "write_card"])
+@pytest.mark.parametrize("step", ["_fetch", "_main_content", "write_card"])
 def test_a_kill_leaves_no_dataset(serve, project, step):
     def die(*_, **__):
         raise Killed

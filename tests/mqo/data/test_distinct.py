@@ -3,7 +3,7 @@
 import pytest
 
 pytest.importorskip("datasketch")
-from mqo.data.distinct import Distinct  # noqa: E402
+from mqo.data.distinct import Distinct
 
 LONG = "The miller of the valley grinds the barley of all his neighbors before the day ends, "
 WORDS = [f"word{n}" for n in range(300)]

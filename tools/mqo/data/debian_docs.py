@@ -107,26 +107,30 @@ def _texts(share: Path) -> Iterator[tuple[str, str]]:
     """Yield (key, text) of the pages and of the entries of dictionaries in usr/share."""
     for path in sorted(share.rglob("*")):
         inside = path.relative_to(share)
-        if path.suffix not in _ENDINGS or _CODE & set(inside.parts) or path.is_symlink():
+        if path.suffix not in _ENDINGS or _CODE & set(inside.parts):
             continue
-        if path.is_dir():
+        if path.is_symlink() or path.is_dir():
             continue
         content = read_bytes(path, Limit.TEXT)
-        if path.suffix != ".dz":
-            yield str(inside), _page(content, is_html=path.suffix != ".pod")
-            continue
-        for number, entry in mix.entries(gzip.decompress(content).decode()):
-            yield f"{inside}:{number}", entry
+        if path.suffix == ".dz":
+            for number, entry in mix.entries(_decoded(gzip.decompress(content))):
+                yield f"{inside}:{number}", entry
+        elif path.suffix == ".pod":
+            yield str(inside), _decoded(content)
+        else:
+            yield str(inside), _main_content(_decoded(content))
 
 
-def _page(content: bytes, *, is_html: bool) -> str:
-    from resiliparse.extract.html2text import extract_plain_text
+def _decoded(content: bytes) -> str:
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 
-    text = bytes_to_str(content, detect_encoding(content))
-    if not is_html:
-        return text
-    return extract_plain_text(text, main_content=True, alt_texts=False, skip_elements=_NAVIGATION)
+    return bytes_to_str(content, detect_encoding(content))
+
+
+def _main_content(html: str) -> str:
+    from resiliparse.extract.html2text import extract_plain_text
+
+    return extract_plain_text(html, main_content=True, alt_texts=False, skip_elements=_NAVIGATION)
 
 
 # -- the card --------------------------------------------------------------------------------------
