@@ -25,7 +25,7 @@ from mqo.run_records import QuantToml
 from mqo.runs import Series
 from predict import Prediction, forward_sqnr, predictions
 from study import ARMS, HERE, Cell
-from table import BASELINE, SHORT, Losses, by_step, pairs_of, read
+from table import BASELINE, SHORT, Losses, by_step, pairs_of, planned, read
 
 CURVES = ("none", "mxfp4", "mxfp4+all", "mxfp4-backward", "nvfp4", "hif4", "mxfp8", "hifp8")
 
@@ -35,12 +35,12 @@ def main() -> None:
     losses_by_key = read(HERE / "runs.csv")
     for name, file in (("study", "gaps"), ("experts", "gaps-experts")):
         phase = ARMS["phases"][name]
-        for model, planned in phase["models"].items():
+        for model, listed in phase["models"].items():
             losses = losses_by_key.get((model, phase["size"], phase["steps"]))
             if losses is None:
                 continue
-            losses.take_incomplete()
-            arms = [arm for arm in planned if arm in losses.last]
+            losses.take_incomplete(planned(ARMS, (model, phase["size"], phase["steps"])))
+            arms = [arm for arm in listed if arm in losses.last]
             if len(arms) < 2:
                 continue
             title = f"{model}, 8 layers of 128, {phase['steps']} steps: {_seeds(losses)}"
