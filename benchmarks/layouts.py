@@ -17,11 +17,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from mqo.errors import LayoutError
 from mqo.launch.config import Cluster, RunConfig, resolve
-from mqo.launch.layout import check_layout
 from mqo.launch.machine import imagined
-from mqo.launch.plan import workload_of
+from mqo.launch.plan import divides, workload_of
 from mqo.matrix import tables
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -99,14 +97,8 @@ def simulated(model: str, gpus: int, attention: str) -> list[tuple[SimulatedLayo
         tried.append((SimulatedLayout(attention, layout, result), computed))
         return Fit(layout, result.worst.stage, computed.memory, result.need, is_simulated=True)
 
-    def is_valid(layout: Layout) -> bool:
-        try:
-            check_layout(config.with_layout(layout.flags(config.experiment.dtype)))
-        except LayoutError:
-            return False
-        return True
-
-    choose(workload_of(config, machine, types), is_valid, measure=measure)
+    job = workload_of(config, machine, types)
+    choose(job, lambda layout: divides(config, layout), measure=measure)
     return tried
 
 

@@ -1,7 +1,7 @@
 """Measure the SQNR of every format on four kinds of data, on the CPU.
 
-    .venv/bin/python benchmarks/sqnr.py                  # the rows of docs/formats.md
-    .venv/bin/python benchmarks/sqnr.py --scale-rules    # the table in docs/choosing.md
+    .venv/bin/python benchmarks/sqnr.py                  # every format, also with squares
+    .venv/bin/python benchmarks/sqnr.py --scale-rules    # the scale rules of mxfp4 and mxfp8
 
 Tensors are float32 [1024, 4096], drawn with seed 1234. Blocks run along the last axis, whose
 positions are called channels here. Every format has its default options.

@@ -1,6 +1,6 @@
 """Write the part of recipes.md on the recipes: `.venv/bin/python docs/recipe_tables.py`.
 
-The part is the list of the recipes, and one of them as `mqo recipe show` prints it.
+The part is the list of the recipes, and the beginning of what `mqo recipe show` prints for one.
 """
 
 from __future__ import annotations
@@ -33,18 +33,21 @@ def written(page: str) -> str:
 
 
 def lines() -> Iterator[str]:
-    """Yield the list of recipes, and what `mqo recipe show` prints for the example."""
+    """Yield the list of recipes, and the beginning of what `mqo recipe show` prints for one."""
     recipes = sorted(map(read, names()), key=lambda recipe: (recipe.family, recipe.name))
-    yield "| recipe | family | what it is | published about the loss |"
-    yield "|---|---|---|---|"
+    yield "| recipe | what it is |"
+    yield "|---|---|"
     yield from map(_row, recipes)
     yield from ("", f"    $ mqo recipe show {EXAMPLE}")
-    yield from (f"    {line}".rstrip() for line in recipe_lines(read(EXAMPLE), models()))
-    yield ""
+    for line in recipe_lines(read(EXAMPLE), models()):
+        yield f"    {line}".rstrip()
+        if line.startswith("rule:"):
+            break
+    yield from ("    ...", "")
 
 
 def _row(recipe: Recipe) -> str:
-    return f"| {recipe.name} | {recipe.family} | {recipe.summary} | {recipe.published} |"
+    return f"| {recipe.name} | {recipe.summary} |"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import pytest
 from mqo.launch import run as launch
 from mqo.launch.config import resolve
 from mqo.matrix import tables
+from mqo.quant.formats import ATTENTION, SITES
 from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
@@ -61,6 +62,21 @@ class Starter:
             cell = resolve(model, dataset, quantization, training, extra_flags=flags, **rest)
             self.done[key] = run(self.project, cell, coverage=key in MEASURED)
         return self.done[key]
+
+
+def transformed_recipe(folder):
+    """The file of a recipe: mxfp8 at all sites, and a transform of all operands of attention."""
+    types = ", ".join(f'{name} = "mxfp8"' for name in SITES)
+    keys = '{ hadamard = 16, signs = "random" }'
+    rows = (
+        f'"{site.name}.{operand}" = {keys}\n'
+        for site in SITES.values()
+        for operand in (site.lhs, site.rhs)
+        if site.layer == ATTENTION
+    )
+    path = folder / "transformed.toml"
+    path.write_text(f"types = {{ {types} }}\n[operands]\n{''.join(rows)}")
+    return str(path)
 
 
 def run(project, cell, *, coverage=False):

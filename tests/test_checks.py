@@ -1,10 +1,13 @@
 """The checks before a commit are those of CI."""
 
+import re
 import shlex
+import tomllib
 
 import pytest
 import yaml
 from mqo.project import Project
+from packaging.specifiers import SpecifierSet
 
 ROOT = Project.here().root
 PYTHON = ".venv/bin/python"
@@ -27,3 +30,20 @@ def test_ci_makes_the_same_checks_first(hooks):
     assert [[PYTHON, *words[1:]] for words in checks] == [
         shlex.split(hook["entry"]) for _, hook in hooks
     ]
+
+
+def test_the_code_hosts_workflow_runs_ci_on_every_supported_python():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    supported = SpecifierSet(project["requires-python"])
+    every = {f"3.{minor}" for minor in range(30) if f"3.{minor}" in supported}
+    assert set(job["strategy"]["matrix"]["python"]) == every
+
+
+def test_each_version_of_the_changelog_has_a_date():
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    unreleased, *versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert unreleased == "Unreleased"
+    assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", one) for one in versions)

@@ -2,6 +2,19 @@
 
 `mqo export --layout mqo` wrote FOLDER. TARGET must be new; transformers loads it. This file needs
 only torch and safetensors, and may be copied with the folder.
+
+In packed_*.safetensors, a module's weight [out, in] becomes
+
+- MODULE.codes: uint8 [out, in x bits / 8],
+- MODULE.scales of its blocks: uint8, or float32 for the scale "fp32"; [out / rows, blocks], for
+  hif4 [..., 4],
+- MODULE.scale of the tensor: float32 [1].
+
+docs/formats.md of the project (packed storage) defines their bytes. quantization_config in
+config.json gives each module in `modules` a type. For each type in `types` it has the `bits` of a
+code, the `values` by code, the kind of `scale` (and `block_scale`, the element of the scales of
+blocks, if it differs), the elements of a `block`, and how many `rows` share scales (1, or the side
+of a square).
 """
 
 import json

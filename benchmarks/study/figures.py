@@ -8,6 +8,7 @@ answers/, a picture of each question; and gaps-experts.png from the phase `exper
 
 from __future__ import annotations
 
+import math
 import statistics
 import tomllib
 from collections.abc import Sequence
@@ -22,9 +23,9 @@ from mqo.report.pictures import Gap, draw_curves, forest, pyplot, save
 from mqo.report.series import Band, band, less
 from mqo.run_records import QuantToml
 from mqo.runs import Series
-from predict import Prediction, predictions
+from predict import Prediction, forward_sqnr, predictions
 from study import ARMS, HERE, Cell
-from table import BASELINE, SHORT, Losses, by_step, pairs_of, read
+from table import BASELINE, SHORT, Losses, by_step, pairs_of, planned, read
 
 CURVES = ("none", "mxfp4", "mxfp4+all", "mxfp4-backward", "nvfp4", "hif4", "mxfp8", "hifp8")
 
@@ -34,12 +35,12 @@ def main() -> None:
     losses_by_key = read(HERE / "runs.csv")
     for name, file in (("study", "gaps"), ("experts", "gaps-experts")):
         phase = ARMS["phases"][name]
-        for model, planned in phase["models"].items():
+        for model, listed in phase["models"].items():
             losses = losses_by_key.get((model, phase["size"], phase["steps"]))
             if losses is None:
                 continue
-            losses.take_incomplete()
-            arms = [arm for arm in planned if arm in losses.last]
+            losses.take_incomplete(planned(ARMS, (model, phase["size"], phase["steps"])))
+            arms = [arm for arm in listed if arm in losses.last]
             if len(arms) < 2:
                 continue
             title = f"{model}, 8 layers of 128, {phase['steps']} steps: {_seeds(losses)}"
@@ -108,11 +109,11 @@ def answers(losses: Losses, model: str) -> None:
 def predictors(known: Sequence[Prediction], title: str) -> None:
     """Plot each predictor's rank correlation with the final gap, and its interval."""
     figure, axes = pyplot().subplots(figsize=(8, 0.9 + 0.26 * len(known)), layout="constrained")
-    for position, one in enumerate(known):
-        color = "tab:blue" if one.name.startswith("gap") else "tab:orange"
-        axes.plot([one.low, one.high], [position, position], color=color, linewidth=2)
-        axes.plot([one.rho], [position], marker="o", color=color)
-    axes.set_yticks(range(len(known)), [one.name for one in known], fontsize=8)
+    for position, predictor in enumerate(known):
+        color = "tab:blue" if predictor.name.startswith("gap") else "tab:orange"
+        axes.plot([predictor.low, predictor.high], [position, position], color=color, linewidth=2)
+        axes.plot([predictor.rho], [position], marker="o", color=color)
+    axes.set_yticks(range(len(known)), [predictor.name for predictor in known], fontsize=8)
     axes.invert_yaxis()
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_xlabel("rank correlation with the final gap of other seeds; 95 % interval over arms")
@@ -142,26 +143,32 @@ def _series(curve: list) -> Series:
 def gaps_over_sqnr(
     losses: Losses, model: str, arms: Sequence[str], title: str, target: Path
 ) -> None:
-    """Plot each arm's mean gap over the mean SQNR of its operands; variants share a hue."""
-    figure, axes = pyplot().subplots(figsize=(8, 5), layout="constrained")
-    decibels = {
-        arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items() if arm in arms
-    }
-    drawn = looks_of(model, arms)
-    for arm in (arm for arm in decibels if losses.paired(arm, BASELINE)):
-        x = decibels[arm]
-        y = 100 * statistics.fmean(losses.paired(arm, BASELINE)) / losses.baseline
-        its_look = drawn[arm]
-        axes.plot([x], [y], marker=its_look.symbol.matplotlib, color=its_look.light)
-        if arm in ARMS["arms"][arm].values():  # not a variant of another
-            offset = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
-            axes.annotate(arm, (x, y), fontsize=8, **offset)
-    axes.margins(x=0.1, y=0.12)
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set_xlabel("mean SQNR of the operands, dB")
-    axes.set_ylabel("final loss, % from the unquantized run")
-    axes.set_title(title, fontsize=10, loc="left")
-    axes.grid(alpha=0.25)
+    """Plot each arm's mean gap over the SQNR of all operands, and of fprop's if it is quantized.
+
+    Variants share a hue.
+    """
+    figure, panels = pyplot().subplots(1, 2, figsize=(10, 4.5), sharey=True, layout="constrained")
+    drawn, measured = looks_of(model, arms), [arm for arm in arms if arm in losses.sqnr]
+    means = {arm: statistics.fmean(losses.sqnr[arm].values()) for arm in measured}
+    forward = {arm: forward_sqnr(losses.sqnr[arm]) for arm in measured}
+    for axes, decibels, operands in zip(
+        panels, (means, forward), ("all operands", "fprop's operands"), strict=True
+    ):
+        for arm, x in decibels.items():
+            if math.isinf(x):
+                continue
+            y = 100 * statistics.fmean(losses.paired(arm, BASELINE)) / losses.baseline
+            its_look = drawn[arm]
+            axes.plot([x], [y], marker=its_look.symbol.matplotlib, color=its_look.light)
+            if arm in ARMS["arms"][arm].values():  # not a variant of another
+                offset = {"xytext": (0, -13), "textcoords": "offset points", "ha": "center"}
+                axes.annotate(arm, (x, y), fontsize=8, **offset)
+        axes.margins(x=0.1, y=0.12)
+        axes.axhline(0, color="grey", linewidth=0.8)
+        axes.set_xlabel(f"mean SQNR of {operands}, dB")
+        axes.grid(alpha=0.25)
+    panels[0].set_ylabel("final loss, % from the unquantized run")
+    panels[0].set_title(title, fontsize=10, loc="left")
     save(figure, [target])
 
 

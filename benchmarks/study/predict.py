@@ -49,19 +49,19 @@ def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Predic
     """
     final = _gaps(losses.last)
     decibels = {arm: statistics.fmean(values.values()) for arm, values in losses.sqnr.items()}
-    forward = {arm: _forward(values) for arm, values in losses.sqnr.items()}
+    forward = {arm: forward_sqnr(values) for arm, values in losses.sqnr.items()}
     fixed = {
         "SQNR, mean of all operands": decibels,
         "SQNR, mean of fprop's operands": forward,
         "gradient to noise after 100 steps": dict(noise_ratio),
     }
-    found = [_of_values(name, values, final) for name, values in fixed.items()]
+    results = [_of_values(name, values, final) for name, values in fixed.items()]
     for step in _steps(losses):
-        found.append(_of_gaps(f"gap after {step} steps", _gaps_at(losses, step), final))
-    return [one for one in found if one is not None]
+        results.append(_of_gaps(f"gap after {step} steps", _gaps_at(losses, step), final))
+    return [result for result in results if result is not None]
 
 
-def _forward(decibels: Mapping[str, float]) -> float:
+def forward_sqnr(decibels: Mapping[str, float]) -> float:
     """Return the mean SQNR of fprop's operands in dB; inf if they are not quantized."""
     values = [value for name, value in decibels.items() if name.startswith(FORWARD)]
     return statistics.fmean(values) if values else math.inf
@@ -70,8 +70,8 @@ def _forward(decibels: Mapping[str, float]) -> float:
 def _gaps(losses: Gaps) -> dict[str, dict[int, float]]:
     base = losses[BASELINE]
     return {
-        arm: {seed: loss - base[seed] for seed, loss in of_seed.items() if seed in base}
-        for arm, of_seed in losses.items()
+        arm: {seed: loss - base[seed] for seed, loss in by_seed.items() if seed in base}
+        for arm, by_seed in losses.items()
         if arm != BASELINE
     }
 
@@ -95,7 +95,9 @@ def _of_values(name: str, values: Mapping[str, float], final: Gaps) -> Predictio
     """Return the correlation of the final gap with minus a quantity that grows with precision."""
     arms = sorted(values.keys() & final.keys())
     x = np.array([-values[arm] for arm in arms])
-    return _prediction(name, [(x, _means(final, arms, of)) for _, of in _divisions(final, arms)])
+    return _prediction(
+        name, [(x, _means(final, arms, others)) for _, others in _divisions(final, arms)]
+    )
 
 
 def _of_gaps(name: str, early: Gaps, final: Gaps) -> Prediction | None:

@@ -51,13 +51,12 @@ class Losses:
         losses, base = self.last.get(arm, {}), self.last.get(than, {})
         return [losses[seed] - base[seed] for seed in sorted(losses.keys() & base.keys())]
 
-    def take_incomplete(self) -> list[str]:
-        """Remove the arms without a run of each seed of the unquantized runs; return them.
+    def take_incomplete(self, planned: Mapping[str, Collection[int]]) -> list[str]:
+        """Remove the arms without a run of each planned seed; return them.
 
         Their intervals would be wide, and would change the correction of all others.
         """
-        seeds = self.last[BASELINE].keys()
-        arms = [arm for arm, losses in self.last.items() if losses.keys() < seeds]
+        arms = [arm for arm, losses in self.last.items() if not planned[arm] <= losses.keys()]
         for arm in arms:
             for table in (self.last, self.curve, self.sqnr):
                 table.pop(arm, None)
@@ -80,7 +79,7 @@ def main() -> None:
         seeds = len(losses.last[BASELINE])
         print(f"\n## {model}, {size}, {steps} steps\n")
         print(f"Unquantized: {losses.baseline:.4f} nats per token, mean of {seeds} seeds.\n")
-        incomplete = losses.take_incomplete()
+        incomplete = losses.take_incomplete(planned(plan, (model, size, steps)))
         arms = [arm for arm in losses.last if arm != BASELINE]
         print(table(losses, [(arm, BASELINE) for arm in arms]))
         missing = not_run(plan, (model, size, steps), losses)
@@ -111,16 +110,20 @@ def pairs_of(question: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(arm, than) for arm, than in pairs]
 
 
+def planned(plan: Mapping[str, Any], key: Key) -> dict[str, set[int]]:
+    """Return the seeds that arms.toml plans for each arm of a key."""
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for phase in plan["phases"].values():
+        for model, arms in phase["models"].items():
+            if (model, phase["size"], phase["steps"]) == key:
+                for arm in arms:
+                    seeds[arm] |= set(phase["seeds"])
+    return seeds
+
+
 def not_run(plan: Mapping[str, Any], key: Key, losses: Losses) -> list[str]:
     """Return the arms that arms.toml plans for a key and that have no run."""
-    planned = [
-        arm
-        for phase in plan["phases"].values()
-        for model, arms in phase["models"].items()
-        if (model, phase["size"], phase["steps"]) == key
-        for arm in arms
-    ]
-    return [arm for arm in planned if arm not in losses.last]
+    return [arm for arm in planned(plan, key) if arm not in losses.last]
 
 
 def answer(losses: Losses, pairs: Iterable[tuple[str, ...]], missing: Collection[str]) -> str:
@@ -156,7 +159,7 @@ def at_least(ordered: int, count: int) -> float:
     """Return the share of the orders of `count` arms with at least `ordered` pairs in order."""
     orders = list(itertools.permutations(range(count)))
     pairs = [sum(a < b for a, b in itertools.combinations(order, 2)) for order in orders]
-    return sum(found >= ordered for found in pairs) / len(orders)
+    return sum(total >= ordered for total in pairs) / len(orders)
 
 
 def read(path: Path) -> dict[Key, Losses]:
@@ -257,8 +260,8 @@ def predicting(
     """Return a table of the predictors, and one of the arms, sorted by SQNR."""
     lines = ["| predictor | arms | rank correlation | 95 % |", "|---|---|---|---|"]
     lines += [
-        f"| {one.name} | {one.arms} | {one.rho:+.2f} | {one.low:+.2f} to {one.high:+.2f} |"
-        for one in predictors
+        f"| {x.name} | {x.arms} | {x.rho:+.2f} | {x.low:+.2f} to {x.high:+.2f} |"
+        for x in predictors
     ]
     lines += ["", "| arm | mean SQNR, dB | gradient to noise | gap, nats |", "|---|---|---|---|"]
     decibels = {arm: statistics.fmean(sqnr.values()) for arm, sqnr in losses.sqnr.items()}

@@ -1,5 +1,8 @@
 """With apex and without Transformer Engine, local layers get a norm that does not support them.
 
+The class is chosen once, by what is installed, for RMSNorm, too. The specification for RMSNorm
+changes the choice for all later models.
+
 Mocks replace apex, since the bug is in the choice of classes; nothing is computed. Exits with 1 if
 a wrong norm is chosen. It needs no GPU.
 """

@@ -1,5 +1,6 @@
 """If megatron-core comes from a wheel, the training program exits while it starts.
 
+Wheels contain the compiled dataset helper, and no Makefile, but the program tries to compile it.
 Exits with 1 if the bug is there. It needs no GPU.
 """
 

@@ -1,5 +1,9 @@
 """The distributed optimizer cannot resume with torch's Adam, nor with a model in fp32.
 
+The code takes the step count from the parameter group, but torch's Adam keeps one with each
+parameter; if the run continues, it counts two steps instead of one. In fp32 the main weights are
+the model's parameters, and are written to without torch.no_grad.
+
 Trains a model of two weights for 3 steps, and loads its state into a second one. Exits with 1 if
 any part of that fails. The CPU replaces a GPU.
 """

@@ -1,5 +1,6 @@
 """The loss over the vocabulary overwrites its input logits if they are fp32.
 
+The conversion to fp32 then returns the same tensor, and the next steps work in place.
 Exits with 1 if the bug is there. It needs no GPU.
 """
 

@@ -1,5 +1,6 @@
 """Multi-latent attention cannot be built from local modules.
 
+It passes head sizes of keys and values that only Transformer Engine's attention takes.
 Exits with 1 if the bug is there. It needs no GPU.
 """
 

@@ -1,5 +1,6 @@
 """Multi-latent attention without query latents gets an unwanted norm of its queries.
 
+The choice of norms takes the projection of the queries for the one after the latents.
 Without Transformer Engine, stubs replace it, since the bug is in the choice of classes. Exits with
 1 if the projection of the queries has a norm, or if no class can be chosen.
 """

@@ -1,5 +1,6 @@
 """With tensor parallelism, multi-latent attention has a wrong gradient of the keys' rotated part.
 
+All heads share this part, and the gradient lacks the heads of other processes.
 Runs the same attention on one process and on two, with the same weights and input. The attention
 core is implemented here: Transformer Engine's needs a GPU, and the local one does not support these
 sizes. Exits with 1 if the gradients of the down projection differ. It needs no GPU.

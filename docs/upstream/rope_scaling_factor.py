@@ -1,5 +1,6 @@
 """--rope-scaling-factor does not reach the model, which always scales by 8.
 
+The function that turns flags into the model's configuration leaves it out. Llama 3.2 needs 32.
 Exits with 1 if the bug is there. It needs no GPU.
 """
 

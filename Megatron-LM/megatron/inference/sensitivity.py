@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from mqo.megatron.layers import FoundLayer, find_layers
+from mqo.megatron.layers import find_layers
 from mqo.megatron.run.errors import SavedError
 from mqo.quant.config import current, using
 from mqo.quant.formats import ATTENTION, LINEAR
 from mqo.quant.progress import set_step
-from mqo.quant.subsets import quantized_layers, subsets, unquantized
+from mqo.quant.subsets import Change, quantized_layers, subsets, unquantized
 from torch import Tensor
 
 from .load_model import token_losses, watched_step
@@ -29,23 +29,6 @@ class Passes:
 
     losses: Tensor
     gradient: list[Tensor]
-
-
-@dataclass(frozen=True)
-class Change:
-    """What quantizing a subset changes.
-
-    name, layers: those of the Subset. weights: the elements of its linear layers' weights. loss:
-    the change of the mean loss in nats per token; loss_error: its standard error over the tokens.
-    gradient: ||g_q - g|| / ||g|| of the whole gradient.
-    """
-
-    name: str
-    layers: tuple[str, ...]
-    weights: int
-    loss: float
-    loss_error: float
-    gradient: float
 
 
 def measure(
@@ -67,7 +50,11 @@ def measure(
     options = current()
     found_layers = find_layers(model)
     names = {
-        sites: [labeled.layer.name for labeled in found_layers if _has_sites(labeled, sites)]
+        sites: [
+            labeled.layer.name
+            for labeled in found_layers
+            if labeled.layer.sited and labeled.layer.kind == sites
+        ]
         for sites in (LINEAR, ATTENTION)
     }
     members = subsets(options, kind, names)
@@ -98,10 +85,6 @@ def measure(
         "everything": asdict(everything),
         "changes": [asdict(row) for row in changes],
     }
-
-
-def _has_sites(labeled: FoundLayer, kind: str) -> bool:
-    return labeled.layer.sited and labeled.layer.kind == kind
 
 
 def run_passes(model: Any, batches: Sequence[list[list[int]]]) -> Passes:

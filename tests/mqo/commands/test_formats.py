@@ -22,7 +22,6 @@ def test_the_list_has_every_format_within_80_columns():
     assert [row["name"] for row in rows] == list(FORMATS)
     assert [line.split()[0] for line in text.splitlines()[1 : len(FORMATS) + 1]] == list(FORMATS)
     (mxfp4,) = (row for row in rows if row["name"] == "mxfp4")
-    # The SQNR is that of docs/formats.md.
     assert mxfp4 | {"sqnr_db": round(mxfp4["sqnr_db"], 1)} == {
         "name": "mxfp4",
         "bits": 4.25,

@@ -90,6 +90,20 @@ def test_native_names_the_format_that_a_device_lacks():
     assert caught.value.found == "h100-80gb has no GEMMs in mxfp8"
 
 
+@pytest.mark.parametrize(
+    ("words", "sites"),
+    [
+        (("--quantization", "FA_mxfp8", "--attention-gemms", "all"), "qk_recompute, dq, dk"),
+        (("--quantization", "bf16", "--recipe", "sagebwd"), "qk_recompute, dv, dp, dq, dk"),
+    ],
+    ids=["mode", "recipe"],
+)
+def test_native_refuses_the_products_of_attentions_backward_pass_by_name(words, sites):
+    with pytest.raises(MqoError) as caught:
+        call("--training-config", "fast", "--device", "b200", "--native", *words, *FEEDS)
+    assert caught.value.found.endswith(f"attention's backward pass: {sites}")
+
+
 @pytest.mark.slow
 def test_a_teacher_is_a_folder_that_says_what_it_is(vendored, tmp_path):
     with pytest.raises(MqoError, match=r"model_config.yaml") as caught:

@@ -91,7 +91,10 @@ def test_first_and_last_blocks_of_a_recipe_are_layers_of_the_pattern(tmp_path):
     recipe = type(recipe).model_validate(recipe.model_dump() | {"rules": [kept]})
     config = cell(flags=(FLAG, "*-**-*--"), recipe=recipe)
     layers = [f"decoder.layers.{n}.*" for n in (0, 1, 3, 4, 5, 6, 7)]
-    rows = [rule["layers"].removeprefix("linear:") for rule in config._rules()]
+    rows = [
+        rule["layers"].removeprefix("linear:")
+        for rule in config.quantization.recipe.rows(block_layers(config.experiment))["rules"]
+    ]
     assert [row for row in rows if row.startswith("decoder")] == layers
     assert block_layers(config.experiment) == (range(2), range(2, 3), range(3, 5), range(5, 8))
 

@@ -20,8 +20,9 @@ from mqo.recipes import recipe as recipes
 from mqo.scale.choose import Workload, measure
 from mqo.scale.devices import DEVICES, GIB, usable
 from mqo.scale.layout import BUCKET, Layout
-from mqo.scale.memory import Arithmetic
 from mqo.scale.weights import rank_weights
+
+from ..scale.arithmetic import of_mode
 
 SCRIPTS = Project.here().root / "script"
 NAMES = [str(path) for path, _ in generate.scripts()]
@@ -46,7 +47,7 @@ def planned(made, machine=H100, saved=None):
 def need(made, layout):
     """Bytes of a GPU, for the cell's own sizes."""
     of = made.experiment
-    mode = Arithmetic.of_mode(tables.modes()[made.quantization.mode], of.dtype)
+    mode = of_mode(tables.modes()[made.quantization.mode], of.dtype)
     sizes = (layout.gpus, made.placement.cluster.nproc_per_node, 0)
     return measure(Workload(of.model, of.training, mode, of.dtype, *sizes), layout).need
 

@@ -5,6 +5,7 @@ import torch
 from mqo.quant.attention import NAME, attend, select
 from mqo.quant.backend import fake_quantize
 from mqo.quant.model import quantize_model
+from mqo.quant.operand_table import OperandRow
 from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import ModelQuantization
 from mqo.quant.recipe import Recipe
@@ -66,9 +67,17 @@ def gradients(output, inputs):
     return torch.autograd.grad(output, inputs, upstream)
 
 
-def test_without_types_it_is_attention():
+TURNED = dict.fromkeys(
+    ("qk.query", "qk.key", "pv.probs", "pv.value"), OperandRow("none", hadamard=32)
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("none", {}), ("mxfp8", {"operands": TURNED})], ids=["plain", "turned"]
+)
+def test_without_types_it_is_attention(kind, options):
     inputs, mask = tensors(), causal_mask()
-    ours = attend(layer_of(), *inputs, mask, 0.3)[0]
+    ours = attend(layer_of(kind, kind, **options), *inputs, mask, 0.3)[0]
     theirs = eager(*inputs, mask, 0.3)
     torch.testing.assert_close(ours, theirs)
     for own, expected in zip(gradients(ours, inputs), gradients(theirs, inputs), strict=True):

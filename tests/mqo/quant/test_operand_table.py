@@ -236,6 +236,7 @@ def test_the_longest_block_counts_transforms_and_rules(options):
             "operands of fprop have different transforms",
         ),
         ('[operands]\n"qk.key" = { gain = 0.5 }', "qk is not a site of linear layers"),
+        ('[operands]\n"dk.ds" = { hadamard = 16 }', "operands of dk have different transforms"),
         ("rules = 3", "rules = 3 should be a list"),
         ('[[rules]]\nlayers = "a"', "either quant_type or recipe"),
         ('[[rules]]\nlayers = "mlp:a"\nquant_type = "none"', "unknown GEMM site or kind"),

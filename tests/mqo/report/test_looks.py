@@ -7,7 +7,7 @@ from mqo.matrix import tables
 from mqo.quant.formats import OWN_COLORS
 from mqo.report import colors
 from mqo.report.colors import SYMBOLS, look
-from mqo.report.looks import PAGES, look_of, looks, luminance, shaded
+from mqo.report.looks import PAGES, looks, luminance, shaded
 
 TYPES = {"fprop": "mxfp4", "dgrad": "mxfp4", "wgrad": "mxfp4"}
 NAMES = [f"linear_mxfp4, all GEMMs, block {size}" for size in range(20)]
@@ -32,8 +32,8 @@ def test_every_lightness_of_every_color_stands_out_from_its_page_and_from_the_ot
 def test_a_mode_has_the_color_of_its_format_and_no_marker():
     for mode in tables.modes().values():
         types = mode.types("fprop")
-        assert look_of(mode.name, types) == look(types)
-        assert look_of(mode.name, types).symbol == SYMBOLS[0]
+        assert looks([(mode.name, types)]) == [look(types)]
+        assert look(types).symbol == SYMBOLS[0]
 
 
 def test_variants_of_a_format_share_the_dash_and_differ_in_lightness_or_marker():
@@ -53,13 +53,13 @@ def test_the_look_of_a_name_depends_neither_on_order_nor_on_other_formats():
 
 
 def test_a_name_keeps_its_look_unless_an_earlier_name_has_the_same():
-    alone = [look_of(name, TYPES) for name in NAMES]
+    alone = [one for name in NAMES for one in looks([(name, TYPES)])]
     together = looks((name, TYPES) for name in NAMES)
     kept = [one == two for one, two in zip(alone, together, strict=True)]
     assert kept[0] and sum(kept) > len(NAMES) / 2
     # `nvfp4 recipe` and `nvfp4 recipe without 2d` are in many pictures.
     pair = [("nvfp4 recipe", TYPES), ("nvfp4 recipe without 2d", TYPES)]
-    assert looks(pair) == [look_of(*one) for one in pair]
+    assert looks(pair) == [one for variant in pair for one in looks([variant])]
 
 
 def test_more_variants_than_looks_are_drawn_all_the_same():

@@ -18,8 +18,10 @@ from mqo.scale.memory import (
     stage_memory,
 )
 
+from .arithmetic import of_mode
+
 STANDARD = tables.trainings()["standard"]
-MODES = {name: Arithmetic.of_mode(mode) for name, mode in tables.modes().items()}
+MODES = {name: of_mode(mode) for name, mode in tables.modes().items()}
 
 
 @pytest.fixture(scope="module")
@@ -234,9 +236,7 @@ def test_a_model_in_fp32_is_its_own_main_weights():
     model = tables.models()["llama31-8b"]
     layout = Layout(8, tensor=2)
     half, single = (
-        stage_memory(
-            model, STANDARD, Arithmetic.of_mode(tables.modes()["mxfp8"], dtype), layout, 0, dtype
-        )
+        stage_memory(model, STANDARD, of_mode(tables.modes()["mxfp8"], dtype), layout, 0, dtype)
         for dtype in ("fp16", "fp32")
     )
     assert half == memory(layout, "mxfp8")

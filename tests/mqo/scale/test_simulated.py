@@ -9,10 +9,12 @@ from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of
 from mqo.matrix import tables
 from mqo.overlay.series import Series
-from mqo.scale.memory import CONTEXT, Arithmetic, worst_stage
+from mqo.scale.memory import CONTEXT, worst_stage
 from mqo.scale.simulated import TABLE, simulated_need
 from mqo.simulate.jobs import RunJob, simulate
 from mqo.simulate.result import needed
+
+from .arithmetic import of_mode
 
 MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
 KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
@@ -24,7 +26,7 @@ def case_of(row):
     """The model, training, arithmetic and layout of a row."""
     training = tables.trainings()["standard"]
     sizes = {name: int(row[name]) for name in ("global_batch", "micro_batch", "sequence")}
-    arithmetic = Arithmetic.of_mode(tables.modes()[MODES[row["attention"]]])
+    arithmetic = of_mode(tables.modes()[MODES[row["attention"]]])
     layout = layout_of(row["flags"].split(), int(row["gpus"]))
     return tables.models()[row["model"]], training.model_copy(update=sizes), arithmetic, layout
 

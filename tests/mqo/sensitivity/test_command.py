@@ -7,7 +7,6 @@ import pytest
 from mqo.errors import CheckpointError
 from mqo.launch.checkpoints import TRACKER
 from mqo.sensitivity import measure
-from mqo.sensitivity.measure import TOKENS
 
 pytest.importorskip("matplotlib")
 
@@ -56,7 +55,7 @@ def test_the_largest_change_is_first(command_line, given, checkpoint, here, rank
     assert not (here / "sensitivity.toml").exists()
     (_, before, after) = given[0]
     assert before == ["sensitivity", str(checkpoint)]
-    assert after == ["--tokens", str(TOKENS), "--by=block"]
+    assert after == ["--tokens", "4096", "--by=block"]
     table = json.loads(command_line(*words, "--json")[1])
     assert [row["name"] for row in table["changes"]] == order
     assert table["files"] == [str(here / "sensitivity.png")]

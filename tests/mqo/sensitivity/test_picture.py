@@ -4,8 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
+from mqo.quant.subsets import Change
 from mqo.sensitivity import measure
-from mqo.sensitivity.measure import Change
 from mqo.sensitivity.picture import MOST, draw
 
 pytest.importorskip("matplotlib")

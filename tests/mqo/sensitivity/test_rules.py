@@ -9,11 +9,11 @@ from mqo.launch.effects import resolved_config
 from mqo.launch.plugins import plugins_of
 from mqo.quant.formats import LINEAR
 from mqo.quant.recipe_files import names
-from mqo.quant.subsets import KINDS, PATTERNS, quantized_layers, subsets
+from mqo.quant.subsets import KINDS, PATTERNS, Change, quantized_layers, subsets
 from mqo.recipes.recipe import read
 from mqo.sensitivity import rules
 from mqo.sensitivity.choice import chosen_recipe
-from mqo.sensitivity.measure import Change, Sensitivity
+from mqo.sensitivity.measure import Sensitivity
 
 LAYERS = {
     LINEAR: [

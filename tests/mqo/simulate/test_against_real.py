@@ -13,8 +13,11 @@ from mqo.launch.program_cache import source_of
 from mqo.overlay.series import Series
 from mqo.process import temporary_folder
 from mqo.program import run_program
+from mqo.recipes import recipe as recipes
 from mqo.simulate.facts import RankFacts
 from mqo.simulate.jobs import PROGRAM, RunJob
+
+from ...real_runs import transformed_recipe
 
 GPU = Machine(1, 8)
 ALIGNMENT = 512
@@ -106,12 +109,16 @@ BACKWARD = ("qk_recompute", "dv", "dp", "dq", "dk")
     [
         ("qk_pv_mxfp8", ("qk", "pv", *BACKWARD)),
         pytest.param("pv_nvfp4", ("pv", "dv", "dp"), marks=pytest.mark.slow),
+        ("transformed", ("qk", "pv", *BACKWARD)),
     ],
 )
 def test_types_in_attentions_backward_pass_are_those_of_real_tensors_and_of_the_coverage(
     simulated, vendored, checkout_with, tmp_path, mode, sites
 ):
-    config = tiny("llama32-1b", mode, OVERLAPPED, attention_gemms="all")
+    own = {"attention_gemms": "all"}
+    if mode == "transformed":
+        mode, own = "bf16", {"recipe": recipes.read(transformed_recipe(tmp_path))}
+    config = tiny("llama32-1b", mode, OVERLAPPED, **own)
     (fake,), (real,) = (simulated(config, 1, [1, 1], real) for real in (False, True))
     assert fake.step_peaks == real.step_peaks
     assert products(fake) == products(real)

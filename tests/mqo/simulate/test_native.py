@@ -21,7 +21,6 @@ from mqo.simulate.native import (
     gemm_types,
     native_step,
     pair_of,
-    uniform_types,
 )
 from mqo.simulate.result import Simulation
 
@@ -81,7 +80,8 @@ def types(linear=NONE, qk=NONE, pv=NONE):
 
 
 def step(facts, chosen, on=B200):
-    return native_step(facts, uniform_types(facts, chosen), chosen, on)
+    linear = {key: {pair_of(key[1], chosen[key[1]]): 1.0} for key in gemm_types(facts)}
+    return native_step(facts, linear, chosen, on)
 
 
 LINEAR = rank(*map(gemm, SHAPES), COPY)

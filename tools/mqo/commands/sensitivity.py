@@ -23,8 +23,6 @@ from mqo.commands.options import (
 from mqo.display import stderr
 from mqo.terminal import emit
 
-DEFAULT_TOKENS = 4096
-
 
 def sensitivity(
     checkpoint: Annotated[Path, typer.Argument(help=CHECKPOINTS)],
@@ -52,7 +50,7 @@ def sensitivity(
     data: Annotated[list[Path] | None, typer.Option(help="An indexed dataset; repeatable.")] = None,
     text: Annotated[Path | None, typer.Option(help="A file of plain text.")] = None,
     tokenizer: TokenizerOption = None,
-    tokens: Annotated[int, typer.Option(min=2, help="Tokens to predict.")] = DEFAULT_TOKENS,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens to predict.")] = 4096,
     out: Annotated[
         Path,
         typer.Option(

@@ -106,7 +106,7 @@ def architecture_flags(model: Shape, sequence: int, stages: int = 1) -> list[str
         f"--seq-length {sequence} --max-position-embeddings {sequence}",
         "--make-vocab-size-divisible-by 128",
     ]
-    return _words(
+    return words_of(
         flags + ([] if model.tied_embeddings else ["--untie-embeddings-and-output-weights"])
     )
 
@@ -184,5 +184,6 @@ def _moe(moe: Moe) -> str:
     )
 
 
-def _words(lines: list[str]) -> list[str]:
+def words_of(lines: list[str]) -> list[str]:
+    """Return the words in lines of flags."""
     return " ".join(lines).split()

@@ -222,50 +222,33 @@ class RunConfig(_Section):
 
     def quant_toml(self, types: Mapping[str, str]) -> str:
         """Return quant.toml of a run whose source has `types`."""
-        quant, recipe = self.quantization, self.quantization.recipe
+        quant = self.quantization
         options = quant.options | self.recording.options
-        operands = {name: row.chosen for name, row in recipe.operands.items()} if recipe else {}
-        return quant_toml(
-            types,
-            options,
-            quant.schedule,
-            operands,
-            self._rules(),
-            self._recipes(),
-            format_rows(quant.formats),
-            toml_rows(quant.plugins),
-        )
+        formats, plugins = format_rows(quant.formats), toml_rows(quant.plugins)
+        rows = self._rows() | {"formats": formats, "plugins": plugins}
+        return quant_toml(types, options, quant.schedule, **rows)
 
     def layers_toml(self) -> str:
         """Return the parts of quant.toml that assign types to layers and operands."""
-        options = self.quantization.options
-        patterns = {k: v for k, v in options.items() if OPTIONS[k].table == "layers"}
-        recipe = self.quantization.recipe
+        quant, rows = self.quantization, self._rows()
+        patterns = {k: v for k, v in quant.options.items() if OPTIONS[k].table == "layers"}
         kept = ("quant_type", "source")
-        rows = {
-            name: {key: value for key, value in row.chosen.items() if key in kept}
-            for name, row in (recipe.operands if recipe else {}).items()
+        operands = {
+            name: {key: value for key, value in row.items() if key in kept}
+            for name, row in rows.get("operands", {}).items()
         }
-        recipes = self._recipes()
         # A source and a rule's recipe refer to the types of sites.
-        needs_types = recipes or any("source" in row for row in rows.values())
-        types = recipe.types.by_site() if recipe and needs_types else {}
+        needs_types = rows.get("recipes") or any("source" in row for row in operands.values())
+        types = quant.recipe.types.by_site() if quant.recipe and needs_types else {}
         # Without files: these parts do not need the functions.
-        plugins = {p.name: {"declared": p.declared} for p in self.quantization.plugins}
-        formats = format_rows(self.quantization.formats)
-        return quant_toml(types, patterns, (), rows, self._rules(), recipes, formats, plugins)
+        plugins = {p.name: {"declared": p.declared} for p in quant.plugins}
+        rows |= {"operands": operands, "formats": format_rows(quant.formats), "plugins": plugins}
+        return quant_toml(types, patterns, **rows)
 
-    def _rules(self) -> list[dict[str, Any]]:
+    def _rows(self) -> dict[str, Any]:
+        """Return the recipe's rows of quant.toml."""
         recipe = self.quantization.recipe
-        rules = recipe.all_rules(block_layers(self.experiment)) if recipe else ()
-        return [rule.as_table() for rule in rules]
-
-    def _recipes(self) -> dict[str, dict[str, Any]]:
-        """Return the recipes of rules; a share of blocks that rounds to none has no rule."""
-        recipe = self.quantization.recipe
-        tables = recipe.recipes if recipe else {}
-        named = {rule.get("recipe") for rule in self._rules()}
-        return {n: own.layer_recipe().as_table() for n, own in tables.items() if n in named}
+        return recipe.rows(block_layers(self.experiment)) if recipe else {}
 
     def with_layout(self, flags: Sequence[str]) -> RunConfig:
         """Return a copy with these flags of a layout."""

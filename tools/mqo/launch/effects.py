@@ -53,16 +53,6 @@ def unread_options(
     return [name for name in acting if option_table.unread(config, name, layers, steps)]
 
 
-def unread_patterns(config: Any, name: str) -> list[str]:
-    """Return the patterns of option `name` that are only for sites without a type."""
-    return option_table.unread_patterns(config, name, None)
-
-
-def unread_schedules(config: Any) -> list[str]:
-    """Return the sites of a QuantConfig whose schedule has only one type."""
-    return option_table.unread_schedules(config)
-
-
 def differing_lines(config: RunConfig, types: Mapping[str, str], layers: Layers) -> list[str]:
     """Return one line per quantization of operands at the sites whose layers differ."""
     ways: dict[tuple[str, int, int], list[str]] = {}
@@ -102,15 +92,15 @@ def _faults(
     resolved = resolved_config(config, types)
     table = option_table.entries(resolved, layers, steps)
     has = _kinds(table)
-    if quant.gemms == "all" and quant.recipe is None and not _quantizes_backward(types):
+    linear = {types.get(site, NONE) for site in LINEAR_SITES["all"]}
+    if quant.gemms == "all" and quant.recipe is None and linear == {NONE}:
         yield (
             f"--gemms all changes nothing: {quant.mode} quantizes no linear layer; this run has "
             f"{has}",
             "a mode that quantizes linear layers",
         )
-    if quant.attention_gemms == "all" and {types.get(site, NONE) for site in ("qk", "pv")} == {
-        NONE
-    }:
+    attention = {types.get(site, NONE) for site in ("qk", "pv")}
+    if quant.attention_gemms == "all" and attention == {NONE}:
         yield (
             f"--attention-gemms all changes nothing: {quant.mode} quantizes no product of "
             f"attention; this run has {has}",
@@ -175,10 +165,6 @@ def _given(config: RunConfig) -> Iterator[str]:
         is_automatic = name == "cache_weights" and engine.is_asked(config.experiment.extra_flags)
         if not is_automatic:
             yield name
-
-
-def _quantizes_backward(types: Mapping[str, str]) -> bool:
-    return any(types.get(site, NONE) != NONE for site in LINEAR_SITES["all"])
 
 
 def _kinds(table: Iterable[Any]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from mqo.data.pair_check import document_count
 from mqo.data.tokenizer import DEFAULT_VOCAB_SIZE
 from mqo.launch import engine
-from mqo.launch.architecture import architecture_flags
+from mqo.launch.architecture import architecture_flags, words_of
 from mqo.launch.command import flag_table, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.machine import Machine
@@ -102,7 +102,7 @@ def platform_flags(machine: Machine, *, accumulates: bool = False) -> list[str]:
     With `accumulates`, apex's kernel adds up the weight gradients.
     """
     flags = _LOCAL + (_ON_CUDA if machine.has_cuda else _ON_CPU)
-    return _words(flags + ([] if accumulates else [_NO_ACCUMULATION]))
+    return words_of(flags + ([] if accumulates else [_NO_ACCUMULATION]))
 
 
 def shape_flags(experiment: Experiment, layout: Sequence[str] = ()) -> list[str]:
@@ -151,7 +151,7 @@ def _training(experiment: Experiment) -> list[str]:
     training, names = experiment.training, ("train-iters", "lr-warmup-iters", "lr-warmup-samples")
     own = read_flags(experiment.extra_flags, dict.fromkeys(names, str))
     warms_up = own.lr_warmup_iters or own.lr_warmup_samples
-    return _words(
+    return words_of(
         [
             f"--micro-batch-size {training.micro_batch}",
             f"--global-batch-size {training.global_batch}",
@@ -225,7 +225,3 @@ def distillation_flags(experiment: Experiment) -> list[str]:
     config, teacher = experiment.distillation_config, experiment.teacher
     flags = ["--export-kd-teacher-load", str(checkpoints_of(teacher))] if teacher else []
     return flags + (["--export-kd-cfg", str(config.resolve())] if config else [])
-
-
-def _words(lines: list[str]) -> list[str]:
-    return " ".join(lines).split()

@@ -1,4 +1,16 @@
-"""Choose upstream's model class: GPTModel, or HybridModel with a pattern of layers."""
+"""Choose upstream's model class: GPTModel, or HybridModel with a pattern of layers.
+
+When upstream deletes GPTModel, these parts change:
+
+- `chosen_model`: make `hybrid` the default, and refuse `--model-class gpt` for these releases.
+- `ProvidedConfig` and `ProvidedBuilder` in megatron/inference/gpt/configured.py: derive them from
+  HybridModelConfig and HybridModelBuilder.
+- `local_stack` in megatron/inference/gpt/hybrid.py takes its parts out of upstream's local layer of
+  a GPT. If gpt_layer_specs.py goes too, build them from LocalSpecProvider in
+  megatron/core/models/backends.py.
+- `build_gpt` and `_layer_spec` in releases.py, `gpt_config` in configured.py and the patch
+  rope_scaling_factor: remove them with the last release that needs them.
+"""
 
 from __future__ import annotations
 

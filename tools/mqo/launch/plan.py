@@ -109,7 +109,7 @@ def with_layout(
     work = workload_of(bare, machine, types)
     if not decides(experiment, machine):
         return Planned(bare, tuple(_judged(bare, machine, work)))
-    fit = choose(work, lambda layout: _divides(bare, layout), saved)
+    fit = choose(work, lambda layout: divides(bare, layout), saved)
     if fit is None:
         check_layout(bare.with_layout(saved.flags() if saved else ()))
         where = f" in the checkpoint's layout ({saved})" if saved else ""
@@ -269,9 +269,8 @@ def keeps_scores(
 def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
     """Return the bytes per value of a linear weight's rounded copies.
 
-       fprop and dgrad share a copy if their quantized values are equal.
-    A copy that was multiplied by a
-       gain is kept in fp32.
+    fprop and dgrad share a copy if their quantized values are equal. A copy that was multiplied by
+    a gain is kept in fp32.
     """
     copies = set()
     for site in (formats.SITES[name] for name in ("fprop", "dgrad")):
@@ -282,7 +281,8 @@ def _copies(options: Any, types: Mapping[str, str], width: int) -> int:
     return sum(width if spec.gain == 1.0 else FP32 for spec, _ in copies)
 
 
-def _divides(config: RunConfig, layout: Layout) -> bool:
+def divides(config: RunConfig, layout: Layout) -> bool:
+    """Return whether a layout divides the sizes of a run."""
     try:
         check_layout(config.with_layout(layout.flags(config.experiment.dtype)))
     except LayoutError:
@@ -297,7 +297,7 @@ def _judged(config: RunConfig, machine: Machine, work: Workload) -> list[str]:
     if own.need <= work.limit:
         return [line]
     free = config.with_experiment(extra_flags=_without_own(config.experiment.extra_flags))
-    fit = choose(work, lambda layout: _divides(free, layout))
+    fit = choose(work, lambda layout: divides(free, layout))
     lines = [f"warning: {line}: it will probably run out of memory"]
     if fit:
         flags = " ".join(fit.layout.flags(work.dtype))

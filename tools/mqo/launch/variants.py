@@ -10,17 +10,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mqo.errors import MqoError
-from mqo.launch.effects import (
-    PATTERNS,
-    quant_config,
-    unread_options,
-    unread_patterns,
-    unread_schedules,
-)
+from mqo.launch.effects import PATTERNS, quant_config, unread_options
 from mqo.launch.options import OPTIONS, SWITCHES, split
 from mqo.launch.plugins import PluginChoice, check_known, chosen_option, shown, split_option
 from mqo.matrix import tables
 from mqo.quant.plugins import PLUGINS
+from mqo.quant.table import unread_patterns, unread_schedules
 from mqo.recipes import recipe as recipes
 from mqo.recipes.quantizers import declare_file
 

@@ -1,6 +1,7 @@
 """Generate the pretrain scripts, and the tables of modes and formats in the documentation."""
 
 import itertools
+import re
 import shlex
 import shutil
 from collections.abc import Collection, Iterator
@@ -19,13 +20,13 @@ TEMPLATE = "pretrain.sh.j2"
 # {kind of scale: its description}
 SCALES = {
     "none": "none, or a power of two per tensor",
-    "e8m0": "E8M0 per {where}",
-    "power-of-two": "a power of two per {where}",
-    "fp32": "float32 per {where}",
+    "e8m0": "E8M0 per {block}",
+    "power-of-two": "a power of two per {block}",
+    "fp32": "float32 per {block}",
     "tensor": "float32 per tensor",
-    "one-level": "{element} per {where}",
-    "two-level": "{element} per {where}, float32 per tensor",
-    "hif4": "E6M2 per {where}, powers of two per 8 and per 4",
+    "one-level": "{element} per {block}",
+    "two-level": "{element} per {block}, float32 per tensor",
+    "hif4": "E6M2 per {block}, powers of two per 8 and per 4",
 }
 README, FORMATS = Path("README.md"), Path("../docs/formats.md")  # below script/
 
@@ -85,21 +86,21 @@ def mode_table() -> str:
 
 def format_table() -> str:
     """Return a Markdown table of the formats."""
-    lines = ["| type | element | values, besides 0 | scale | packed | source |"]
-    lines.append("|---|---|---|---|---|---|")
+    lines = ["| type | element | scale | source |"]
+    lines.append("|---|---|---|---|")
     for row in formats.FORMATS.values():
         element = row.element
         cells = [f"`{row.name}`", f"{element.name.upper()}: {_grid(element)}"]
-        cells += [f"±2^{element.min_exponent} .. ±{element.max_value:g}", _scale(row)]
-        lines.append(f"| {' | '.join([*cells, f'{8 * row.packed_bytes:g}', row.source])} |")
+        source = re.split("[;:]", row.source)[0]
+        cells += [_scale(row), source]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _scale(row: formats.Format) -> str:
     """Return the scales of a format in words."""
-    where = str(row.block) + f" or {row.block} x {row.block}" * row.square
     element = row.block_scale.name.upper() if row.block_scale else ""
-    return SCALES[row.scale].format(where=where, element=element)
+    return SCALES[row.scale].format(block=row.block, element=element)
 
 
 def _grid(element: formats.Minifloat | formats.TaperedFormat) -> str:

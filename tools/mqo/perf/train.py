@@ -1,4 +1,4 @@
-"""PerfPlan the runs of a performance test, and train them one after the other."""
+"""Plan the runs of a performance test, and train them one after the other."""
 
 from __future__ import annotations
 

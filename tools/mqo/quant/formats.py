@@ -189,6 +189,14 @@ class GemmSite:
         """Return the name and the contraction axis of an operand, "lhs" or "rhs"."""
         return (self.lhs, self.lhs_axis) if side == "lhs" else (self.rhs, self.rhs_axis)
 
+    @property
+    def computed_again(self) -> str:
+        """The site of the forward pass whose product this one computes again, or this site."""
+        first = SITES[self.backward_of or self.name]
+        sides = ("lhs", "rhs")
+        is_same = all(first.operand(side) == self.operand(side) for side in sides)
+        return first.name if is_same else self.name
+
 
 LINEAR, ATTENTION = "linear", "attention"
 

@@ -40,7 +40,7 @@ from mqo.quant.backend import fake_quantize, is_fake
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import ATTENTION, NONE, SITES, GemmSite, check_choice, check_type
 from mqo.quant.gradient_noise import WatchedOperand, sample_gradient
-from mqo.quant.hadamard import inverse, transform
+from mqo.quant.hadamard import SignedHadamard, inverse, transform
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
 from mqo.quant.operand_table import FPROP, WGRAD
 from mqo.quant.packed_activations import save_packed
@@ -104,17 +104,18 @@ class GemmOperands:
         return Sliced(tensor)
 
     def lhs_parts(
-        self, shape: tuple[int, int, int], amax: float, device: torch.device
+        self, shape: tuple[int, int, int], amax: float | None, device: torch.device
     ) -> OperandParts:
         """Return a quantizer that takes the left operand in parts.
 
-        `shape` and `amax` are those of the whole operand.
+        `shape` and `amax` are those of the whole operand. If its amax is not known, the caller
+        gives the quantizer that of the transformed operand, and the quantizer's alpha to alphas.
         """
         return OperandParts(self.quantization, ("", "", ""), QuantSpec(NONE), shape)
 
-    def lhs_needs_amax(self) -> bool:
-        """Return whether `lhs_parts` reads the amax of the left operand."""
-        return False
+    def turn(self, size: int) -> SignedHadamard | None:
+        """Return the transform of both operands, along `size` elements; None if they have none."""
+        return None
 
     def has_estimator(self, side: str) -> bool:
         """Return whether the quantizer of an operand, "lhs" or "rhs", computes its gradient."""
@@ -183,23 +184,27 @@ class QuantizedOperands(GemmOperands):
 
     def sliced(self, side: str, tensor: Tensor) -> Sliced:
         """Return an operand to be quantized in slices, as the base class does."""
-        operand, _ = self.site.operand(side)
+        operand, axis = self.site.operand(side)
         operand_spec = self._operand_spec(operand)
         spec = operand_spec.spec
+        turn = self._turn(operand_spec, tensor.shape[axis])
+        points = turn.hadamard.points if turn else 1
         if not operand_spec.rounds_by_block:
-            return Sliced(self._straight_through(tensor, side))
-        amax = self._amax(tensor, operand, spec)
-        if amax is None and spec.scales_by_tensor:
-            amax = largest(tensor)
+            return Sliced(self._straight_through(tensor, side), points=points)
+        amax = None
+        if spec.scales_by_tensor:
+            whole = turn.apply(tensor, axis) if turn else tensor
+            amax = self._amax(whole, operand, spec)
+            amax = largest(whole) if amax is None else amax
         alpha = None
         if self.alphas:
             alpha = _alpha(amax, without_alpha(spec))
             setattr(self.alphas, side, alpha)
-        key = self._key(operand)
-        return Sliced(tensor, SliceRounding(self.quantization, key, spec, amax, alpha))
+        rounding = SliceRounding(self.quantization, self._key(operand), spec, amax, alpha, turn)
+        return Sliced(tensor, rounding, points)
 
     def lhs_parts(
-        self, shape: tuple[int, int, int], amax: float, device: torch.device
+        self, shape: tuple[int, int, int], amax: float | None, device: torch.device
     ) -> OperandParts:
         """Return a quantizer that takes the left operand in parts, as the base class does."""
         operand, axis = self.site.lhs, self.site.lhs_axis
@@ -210,17 +215,22 @@ class QuantizedOperands(GemmOperands):
                 "in Python. Expected: --attention-backend unfused, or another type for "
                 f"{self.site.name}"
             )
-        needed, alpha = None, None
-        if spec.scales_by_tensor:
-            needed = torch.full((), amax, dtype=torch.float32, device=device)
-        if self.alphas:
-            self.alphas.lhs = alpha = alpha_of(amax, spec)
-        key, seed = self._key(operand), self._seed(operand, spec)
-        return OperandParts(self.quantization, key, spec, shape, seed, needed, alpha, axis)
+        key, seed, turn = self._key(operand), self._seed(operand, spec), self.turn(shape[axis])
+        alpha = 1.0 if self.alphas else None
+        parts = OperandParts(self.quantization, key, spec, shape, seed, None, alpha, axis, turn)
+        if amax is not None and turn is None and spec.scales_by_tensor:
+            parts = parts.with_amax(torch.full((), amax, dtype=torch.float32, device=device))
+        if self.alphas and parts.alpha is not None:
+            self.alphas.lhs = parts.alpha
+        return parts
 
-    def lhs_needs_amax(self) -> bool:
-        """Return whether the left operand is scaled by its amax, as the base class does."""
-        return self._operand_spec(self.site.lhs).spec.scales_by_tensor
+    def turn(self, size: int) -> SignedHadamard | None:
+        """Return the transform of both operands, as the base class does."""
+        return self._turn(self._operand_spec(self.site.lhs), size)
+
+    def _turn(self, operand_spec: OperandSpec, size: int) -> SignedHadamard | None:
+        hadamard = operand_spec.hadamard
+        return SignedHadamard(hadamard, self._sign_seed(hadamard), size) if hadamard else None
 
     def save(self, ctx: object, activation: Tensor, weight: Tensor, gathered: Tensor) -> None:
         """Store the micro-batch in `ctx`, and replace the activation by codes if it is packed.
@@ -272,10 +282,13 @@ class QuantizedOperands(GemmOperands):
         if not operand_spec.changes:
             self._watch_gradient(side, tensor, Rounded(tensor))
             return tensor
-        quantize = partial(self._quantize, side, operand_spec)
+        quantize, undo = partial(self._quantize, side, operand_spec), None
+        axis = self.site.operand(side)[1]
+        if turn := self._turn(operand_spec, tensor.shape[axis]):
+            undo = partial(turn.undo, axis=axis)
         if spec.rounding == "stochastic" and operand in _GROUPED and tensor.dim() == 3:
             quantize = partial(_once_a_group, self.repeats, quantize)
-        return straight_through(tensor, quantize)
+        return straight_through(tensor, quantize, undo)
 
     def _quantize(self, side: str, operand_spec: OperandSpec, original: Tensor) -> Tensor:
         """Return one operand, quantized; set its alpha if operands exclude alphas."""
@@ -411,10 +424,10 @@ class QuantizedOperands(GemmOperands):
         With a gain (a factor before rounding) or smoothing it is float32, because the dtype of
         `original` may not represent the result.
         """
+        x, amax = original, None
         if operand_spec.smooth:
             wide = original.float()
-            return wide - wide.mean(dim=0, keepdim=True), None
-        x, amax = original, None
+            x = wide - wide.mean(dim=0, keepdim=True)
         if operand_spec.hadamard is not None:
             whole = not is_shard(operand, self.shards)  # for a shard, `_amax` is a collective
             if whole and operand_spec.gain == 1.0 and operand_spec.spec.needs_tensor_amax:
@@ -445,20 +458,22 @@ class QuantizedOperands(GemmOperands):
 
     def _sign_seed(self, hadamard: Hadamard | None) -> int | None:
         """Return the seed of the signs, None if they are not random."""
-        return self._shared_seed("signs") if hadamard and hadamard.signs == "random" else None
+        if hadamard is None or hadamard.signs != "random":
+            return None
+        return self._shared_seed("signs", self.site.computed_again)
 
-    def _shared_seed(self, name: str) -> int:
+    def _shared_seed(self, name: str, site: str = "") -> int:
         """Return a seed that both operands of the GEMM have, on all tensor-parallel ranks."""
         micro_batch = 0 if self.options.cache_weights else self.quantization.micro_batches.now()
-        return self._seed_of(name, micro_batch, shard=0)
+        return self._seed_of(name, micro_batch, shard=0, site=site)
 
-    def _seed_of(self, operand: str, micro_batch: int, shard: int) -> int:
+    def _seed_of(self, operand: str, micro_batch: int, shard: int, site: str = "") -> int:
         return derive_seed(
             self.options.seed,
             step=self.quantization.progress.step,
             micro_batch=micro_batch,
             shard=shard,
-            site=self.site.name,
+            site=site or self.site.name,
             operand=operand,
             layer=self.layer,
         )

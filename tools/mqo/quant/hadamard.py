@@ -17,8 +17,8 @@ for a device, next to those of `fake_quantize`, give the same bits for finite va
 """
 
 import functools
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from importlib import import_module
 from math import sqrt
 from typing import Any
@@ -86,8 +86,7 @@ def transform(
         RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
     """
     _check_arguments(x, hadamard, axis, seed)
-    shape = list(x.shape)
-    shape[axis] += -shape[axis] % hadamard.points
+    shape = _padded(x.shape, hadamard, axis)
     if out is None:
         out = _empty(x, shape)
     _check_target("out", out, shape, x.dtype, x.device)
@@ -102,14 +101,52 @@ def transform(
 
 
 @torch.no_grad()
-def inverse(x: Tensor, hadamard: Hadamard, *, axis: int, size: int, seed: int | None) -> Tensor:
+def inverse(
+    x: Tensor,
+    hadamard: Hadamard,
+    *,
+    axis: int,
+    size: int,
+    seed: int | None,
+    out: Tensor | None = None,
+) -> Tensor:
     """Return y of length `size` along `axis`, for x = transform(y, ...) with the same arguments.
 
-    It is exact except for the rounding of the sums to the dtype of `x`.
+    It is exact except for the rounding of the sums to the dtype of `x`. `out` may be `x`, which is
+    then overwritten.
     """
-    y = transform(x, replace(hadamard, signs="none"), axis=axis).movedim(axis, -1)
-    signs = signs_of(hadamard, seed).to(y).repeat(y.shape[-1] // hadamard.points)
-    return (y * signs)[..., :size].movedim(-1, axis)
+    y = transform(x, replace(hadamard, signs="none"), axis=axis, out=out).movedim(axis, -1)
+    y.mul_(signs_of(hadamard, seed).to(y).repeat(y.shape[-1] // hadamard.points))
+    return y[..., :size].movedim(-1, axis)
+
+
+@dataclass(frozen=True)
+class SignedHadamard:
+    """A transform with the seed of its signs, along an axis of `size` elements."""
+
+    hadamard: Hadamard
+    seed: int | None
+    size: int
+
+    def apply(
+        self, x: Tensor, axis: int, out: Tensor | None = None, amax: Tensor | None = None
+    ) -> Tensor:
+        """Return the transform of `x`, or of a slice of it in whole blocks, as `transform`."""
+        return transform(x, self.hadamard, axis=axis, seed=self.seed, out=out, amax=amax)
+
+    def undo(self, y: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
+        """Return the `x` of this size whose transform is `y`, as `inverse`."""
+        return inverse(y, self.hadamard, axis=axis, size=self.size, seed=self.seed, out=out)
+
+    def padded(self, shape: Iterable[int], axis: int) -> list[int]:
+        """Return the shape of the transform of a tensor of this shape."""
+        return _padded(shape, self.hadamard, axis)
+
+
+def _padded(shape: Iterable[int], hadamard: Hadamard, axis: int) -> list[int]:
+    padded = list(shape)
+    padded[axis] += -padded[axis] % hadamard.points
+    return padded
 
 
 def _check_arguments(x: Tensor, hadamard: Hadamard, axis: int, seed: int | None) -> None:

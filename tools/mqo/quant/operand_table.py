@@ -120,10 +120,8 @@ def _check_operands(rows: Mapping[str, OperandRow]) -> None:
                 f"the operands of {site.name} have different transforms, which would change their "
                 "product; valid: the same hadamard and signs for both"
             )
-        if site.layer != LINEAR and not (lhs.is_plain and rhs.is_plain):
-            raise ValueError(
-                f"{site.name} is not a site of linear layers; valid: no hadamard or gain"
-            )
+        if site.layer != LINEAR and not lhs.gain == rhs.gain == 1.0:
+            raise ValueError(f"{site.name} is not a site of linear layers; valid: no gain")
 
 
 def member(quant_type: str, operand: str) -> str | None:

@@ -39,7 +39,8 @@ class PackedTensor:
     Attributes:
         codes: uint8 [..., ceil(size * bits / 8)], with `axis` moved last. Codes of 4 and 6 bits
             follow one another along that axis, each from the lowest free bit on; unused bits of the
-            last byte are 0.
+            last byte are 0. A code is sign, exponent and mantissa as in OCP's tables (INT8: two's
+            complement; INT4: sign and magnitude), or that of HiFloat8's table.
         scales: see `scales.Stored`; the codes of a block whose scale is NaN are 0.
         shape: of the packed tensor, and of the result of `unpack`.
         dtype: of both.

@@ -1,16 +1,22 @@
 """Quantize an operand part by part, with the same bits as quantizing the whole."""
 
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import lcm
 
 import torch
 from torch import Tensor
 
 from mqo.quant import head_tiles
-from mqo.quant.backend import fake_quantize
+from mqo.quant.backend import fake_quantize, is_fake
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import NONE
+from mqo.quant.hadamard import SignedHadamard
 from mqo.quant.quantization import Quantization
 from mqo.quant.rounded import Rounded
+from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec, without_alpha
 from mqo.quant.stochastic import skipped
 from mqo.quant.tensor_amax import largest
@@ -24,7 +30,8 @@ class OperandParts:
     amax: that of the whole operand, float32 [], for formats that scale by it. alpha: the scale of
     the tensor, if quantized parts exclude it. axis: -1, or -2 for blocks along the rows. With
     these, and with squares, a part begins at a multiple of `row_block` rows, and ends at one or at
-    the last row.
+    the last row. turn: the transform along the axis before rounding; `amax` is that of the
+    transformed operand, which is padded.
     """
 
     quantization: Quantization
@@ -35,16 +42,21 @@ class OperandParts:
     amax: Tensor | None = None
     alpha: float | None = None
     axis: int = -1
+    turn: SignedHadamard | None = None
 
     @property
     def block(self) -> int:
-        """Elements that share a scale: a row may end at a multiple of it if only zeros follow."""
-        return self.spec.block or 1 if self.axis == -1 or self._in_squares else 1
+        """Elements rounded together: a row may end at a multiple of it if only zeros follow."""
+        return self._block(-1)
 
     @property
     def row_block(self) -> int:
-        """Rows that share a scale: a part must have all of them."""
-        return self.spec.block or 1 if self.axis == -2 or self._in_squares else 1
+        """Rows that are rounded together: a part must have all of them."""
+        return self._block(-2)
+
+    def _block(self, axis: int) -> int:
+        scale = self.spec.block or 1 if self.axis == axis or self._in_squares else 1
+        return lcm(scale, self.turn.hadamard.points if self.turn and self.axis == axis else 1)
 
     @property
     def _in_squares(self) -> bool:
@@ -61,11 +73,31 @@ class OperandParts:
         recorder = self.quantization.recorder
         return self.spec.quant_type != NONE and (recorder.measuring or recorder.dumping)
 
+    @property
+    def lacks_amax(self) -> bool:
+        """Whether the format scales by an amax that is not known yet."""
+        return self.spec.scales_by_tensor and self.amax is None
+
+    def with_amax(self, amax: Tensor) -> OperandParts:
+        """Return the same with the amax of the whole operand; wait for the device."""
+        value = 1.0 if is_fake(amax) else amax.item()
+        alpha = None if self.alpha is None else alpha_of(value, self.spec)
+        return replace(self, amax=amax, alpha=alpha)
+
+    def padded(self, shape: Sequence[int]) -> Sequence[int]:
+        """Return the shape of a quantized part [..., r, n]."""
+        return self.turn.padded(shape, self.axis) if self.turn else shape
+
+    def turned(self, part: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return a part after the transform, in `out` if it has one."""
+        return self.turn.apply(part, self.axis, out) if self.turn else part
+
     def quantize(self, part: Tensor, matrix: int, row: int, out: Tensor) -> Tensor:
         """Quantize a part [m, r, n] that begins at this matrix and row into `out`; return `out`.
 
-        Elements of a row that a part does not cover are zeros.
+        Elements of a row that a part does not cover are zeros. `out` has the `padded` shape.
         """
+        part = self.turned(part, out)
         if self.spec.quant_type == NONE:
             return part
         amax = self.amax
@@ -76,7 +108,7 @@ class OperandParts:
             return out.copy_(head_tiles.quantize_matrices(part, spec, None, amax))
         if self.seed is None:
             return fake_quantize(part, spec, axis=self.axis, out=out, amax=amax)
-        _, rows, size = self.shape
+        _, rows, size = self.padded(self.shape)
         for i, (x, rounded) in enumerate(zip(part, out, strict=True)):
             seed = skipped(self.seed, ((matrix + i) * rows + row) * size)
             fake_quantize(x, spec, axis=self.axis, out=rounded, seed=seed, amax=amax)
@@ -89,8 +121,11 @@ class OperandParts:
         if self.quantization.options.check_nan:
             check_rounding(*self.key, self.spec.quant_type, part, quantized)
         measured = part
-        if self._in_squares and self.quantization.recorder.measuring:
-            measured, quantized = (head_tiles.whole_tiles(x, self.spec) for x in (part, quantized))
+        if self.quantization.recorder.measuring:
+            measured = self.turned(part)
+            if self._in_squares:
+                pair = measured, quantized
+                measured, quantized = (head_tiles.whole_tiles(x, self.spec) for x in pair)
         self.quantization.recorder.observe(
             *self.key,
             self.spec,

@@ -255,6 +255,19 @@ class Recipe(OperandTable):
         """Return the rules of quant.toml that the recipe has, as `Rule.rows` does."""
         return tuple(row for rule in self.rules for row in rule.rows(self.scope, blocks=blocks))
 
+    def rows(self, blocks: Sequence[Iterable[int]]) -> dict[str, Any]:
+        """Return the rows of quant.toml for a model with these layers in each block, by table.
+
+        A share of blocks that rounds to none has no rule, and a recipe without a rule no rows.
+        """
+        rules = [rule.as_table() for rule in self.all_rules(blocks)]
+        named = {rule.get("recipe") for rule in rules}
+        recipes = {
+            n: own.layer_recipe().as_table() for n, own in self.recipes.items() if n in named
+        }
+        operands = {name: row.chosen for name, row in self.operands.items()}
+        return {"operands": operands, "rules": rules, "recipes": recipes}
+
     def all_rules(self, blocks: Sequence[Iterable[int]]) -> Iterator[LayerRule]:
         """Yield the rules of quant.toml for a model with these layers in each block."""
         yield from self.layer_rules(blocks)

@@ -38,10 +38,12 @@ _HIF4_RUN = 4  # elements that share all three of its scales
 class Stored(NamedTuple):
     """The scales in storage.
 
-    block: uint8 or float32 [..., blocks]; [1] for the power of two of a tensor, and [0] without
-        block scales. The byte 255 is NaN. hif4 has [..., blocks, 4]: the code of E6M2, and 24 bits,
-        from the lowest on, that say which factors of 8 and then of 4 elements are 2.
-    tensor: float32 [1], the scale of the tensor, or [0]; NaN if the tensor has no finite amax.
+    block: uint8 (the code of E8M0, E4M3 or UE5M3; 255 is NaN) or float32 (the factor after
+        rounding) [..., blocks]; [1] for the power of two of a tensor, and [0] without block scales.
+        hif4 has [..., blocks, 4]: the code of E6M2, and 24 bits, from the lowest on, that say which
+        factors of 8 and then of 4 elements are 2.
+    tensor: float32 [1], the factor of the tensor after rounding (of two levels without that of the
+        block), or [0]; NaN if the tensor has no finite amax.
     """
 
     block: Tensor

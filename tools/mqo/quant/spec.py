@@ -225,8 +225,12 @@ class OperandSpec:
 
     @property
     def rounds_by_block(self) -> bool:
-        """Whether only the block of an element, and the tensor's amax, determine its rounding."""
-        is_alone = self.is_plain and self.source is None and self.spec.plugin is None
+        """Whether only the block of an element, and the tensor's amax, determine its rounding.
+
+        The block is that of a scale or of a transform.
+        """
+        is_plain = self.gain == 1.0 and not self.smooth
+        is_alone = is_plain and self.source is None and self.spec.plugin is None
         by_place = self.spec.rounding == "stochastic" or self.spec.tile == "square"
         return self.is_quantized and is_alone and not by_place
 

@@ -6,19 +6,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Change = Callable[[Tensor], Tensor]
 
-def straight_through(tensor: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return quantize(tensor), whose gradient with respect to `tensor` is the identity."""
+
+def straight_through(tensor: Tensor, quantize: Change, undo: Change | None = None) -> Tensor:
+    """Return quantize(tensor), whose gradient with respect to `tensor` is the identity.
+
+    If `quantize` transforms the tensor before it rounds, the gradient is undo(gradient).
+    """
     function: Any = _StraightThrough
-    rounded: Tensor = function.apply(tensor, quantize)
+    rounded: Tensor = function.apply(tensor, quantize, undo)
     return rounded
 
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: object, tensor: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, tensor: Tensor, quantize: Change, undo: Change | None) -> Tensor:
+        ctx.undo = undo
         return quantize(tensor)
 
     @staticmethod
-    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, None]:
-        return grad, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad if ctx.undo is None else ctx.undo(grad), None, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mqo.quant.formats import NONE, SITES, GemmSite
 from mqo.quant.layer_rules import LayerRecipe, LayerRule
@@ -46,6 +47,28 @@ class Subset:
     name: str
     options: QuantConfig
     layers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What the quantization of a subset changes, with everything else unquantized.
+
+    name, layers: those of the Subset. weights: the elements of its linear layers' weights. loss:
+    the change of the mean loss in nats per token; loss_error: its standard error over the tokens.
+    gradient: the norm of the change of the gradient, divided by the gradient's norm.
+    """
+
+    name: str
+    layers: tuple[str, ...]
+    weights: int
+    loss: float
+    loss_error: float
+    gradient: float
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any]) -> Change:
+        """Return the change in a program's result."""
+        return cls(**{**table, "layers": tuple(table["layers"])})
 
 
 def unquantized(options: QuantConfig) -> QuantConfig:

@@ -173,8 +173,11 @@ def unread_schedules(config: QuantConfig, steps: int | None = None) -> list[str]
     return [site for site in config.schedule if len({*phase_types(config, site, steps)}) == 1]
 
 
-def unread_patterns(config: QuantConfig, name: str, layers: Layers | None) -> list[str]:
-    """Return the patterns of `exclude` or `include`, by its name, that change no layer's type."""
+def unread_patterns(config: QuantConfig, name: str, layers: Layers | None = None) -> list[str]:
+    """Return the patterns of `exclude` or `include`, by its name, that change no layer's type.
+
+    Without `layers`, they are those that are only for sites without a type.
+    """
     patterns = getattr(config, name)
     if layers is None:
         typed = [SITES[site] for site in _typed(config)]

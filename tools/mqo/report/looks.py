@@ -51,11 +51,6 @@ def by_variant(rows: Sequence[Row]) -> dict[str, Look]:
     return {row.variant: its_look for row, its_look in zip(rows, known, strict=True)}
 
 
-def look_of(name: str, types: Mapping[str, str]) -> Look:
-    """Return the look of one variant."""
-    return looks([(name, types)])[0]
-
-
 def _preferred(name: str) -> int:
     """Return a variant's slot; 0 is the plain look of a mode."""
     return 0 if name in modes() else 1 + zlib.crc32(name.encode()) % _SLOTS

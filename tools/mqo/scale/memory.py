@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from mqo.matrix.layer_pattern import ATTENTIONS, MAMBA, MOE
-from mqo.matrix.tables import NONE, Dtype, Mamba, Mode, Shape, Training
+from mqo.matrix.tables import NONE, Dtype, Mamba, Shape, Training
 from mqo.megatron.attention import chunks
 from mqo.quant import formats
 from mqo.scale.devices import GIB
@@ -54,12 +54,6 @@ class Arithmetic:
     copies: int = 0
     attention: Attention = "fused"
     backward: frozenset[str] = frozenset()
-
-    @classmethod
-    def of_mode(cls, mode: Mode, dtype: Dtype = "bf16") -> "Arithmetic":
-        """Return the arithmetic of a mode that quantizes linear layers only in fprop."""
-        copies = WIDTH[dtype] * (mode.linear != NONE)
-        return cls(mode.linear, copies, "fused" if mode.pv == NONE else "chunked")
 
 
 @dataclass(frozen=True)

@@ -63,18 +63,10 @@ def passes(recipe: Recipe, formats: FormatChoice, plugins: PluginChoice) -> Forw
     files = [*plugins.files, *map(Path, recipe.plugins)]
     own = plugins_of(files, plugins.options, recipe.plugin_options)
     names = recipe.all_types()
-    rules = [rule.as_table() for rule in recipe.all_rules(())]
-    named = {rule.get("recipe") for rule in rules}
-    operands = {name: row.chosen for name, row in recipe.operands.items()}
-    tables_of_rules = {
-        name: table.layer_recipe().as_table()
-        for name, table in recipe.recipes.items()
-        if name in named
-    }
     result = ForwardPass(
         mode=recipe.name,
         types=recipe.types.by_site(),
-        rows={"operands": operands, "rules": rules, "recipes": tables_of_rules},
+        rows=recipe.rows(()),
         plugins=used(own, names),
         formats=used_formats(own_rows(), names),
         options=recipe.options,

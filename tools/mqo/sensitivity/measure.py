@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from mqo.display import Count, Display, Say
 from mqo.launch.evaluation import heading, run
 from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel
 from mqo.overlay.tree import Tree
+from mqo.quant.subsets import Change
 
-TOKENS = 4096
 GRADIENT, LOSS = "gradient", "loss"
 RANKS = (GRADIENT, LOSS)
-
-
-@dataclass(frozen=True)
-class Change:
-    """What the quantization of a subset changes, with everything else unquantized.
-
-    `weights` is the number of its linear layers' weights. `loss` is the change of the loss in nats
-    per token, with its standard error over the tokens, and `gradient` the norm of the change of
-    the gradient, divided by the gradient's norm.
-    """
-
-    name: str
-    layers: tuple[str, ...]
-    weights: int
-    loss: float
-    loss_error: float
-    gradient: float
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Change:
-        """Return the change in a program's result."""
-        return cls(**{**table, "layers": tuple(table["layers"])})
 
 
 @dataclass(frozen=True)

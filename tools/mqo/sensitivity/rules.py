@@ -16,8 +16,8 @@ from mqo.output import new_file
 from mqo.quant.recipe import Recipe
 from mqo.quant.recipe_operands import OperandTable
 from mqo.quant.recipe_rules import Rule
-from mqo.quant.subsets import PATTERNS
-from mqo.sensitivity.measure import Change, Sensitivity
+from mqo.quant.subsets import PATTERNS, Change
+from mqo.sensitivity.measure import Sensitivity
 
 
 def share_of(text: str) -> float:

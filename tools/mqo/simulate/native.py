@@ -164,11 +164,6 @@ def gemm_types(rank: RankFacts) -> dict[tuple[str, str], dict[str, float]]:
     }
 
 
-def uniform_types(rank: RankFacts, types: Mapping[str, str]) -> GemmTypes:
-    """Return the types of a rank's linear GEMMs if all layers have the same, by site."""
-    return {key: {pair_of(key[1], types[key[1]]): 1.0} for key in gemm_types(rank)}
-
-
 def pair_of(site: str, quant_type: str) -> str:
     """Return the formats of a site's two operands, as a simulation names them."""
     family = FAMILIES.get(quant_type)

@@ -8,7 +8,7 @@ from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig, resolve
-from mqo.launch.effects import PATTERNS, quant_config, unread_patterns
+from mqo.launch.effects import PATTERNS, quant_config
 from mqo.launch.models import expand_models
 from mqo.launch.naming import folder_part
 from mqo.launch.own_formats import NO_FORMATS, FormatChoice
@@ -23,6 +23,7 @@ from mqo.launch.variants import (
     with_plugins,
 )
 from mqo.matrix import tables
+from mqo.quant.table import unread_patterns
 
 
 @dataclass(frozen=True)

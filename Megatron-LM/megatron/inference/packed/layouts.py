@@ -178,7 +178,7 @@ def _fp8_refusal(specs: Specs) -> str | None:
     return None
 
 
-# -- ours: docs/convert.md defines it, tools/dequantize.py reads it --------------------------------
+# -- ours: tools/dequantize.py describes and reads it ----------------------------------------------
 
 
 def _own_tensors(packed: PackedTensor, _: Tensor | None) -> Tensors:

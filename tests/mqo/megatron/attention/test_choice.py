@@ -70,6 +70,16 @@ def test_probabilities_that_stay_unquantized_need_no_chunks(options, text):
     assert path(Layer("flash"), MXFP8, *tensors(), None) is fused_context
 
 
+def test_probabilities_that_are_only_transformed_need_chunks(options):
+    options(
+        '[operands]\n"pv.value" = { hadamard = 16 }\n'
+        '"pv.probs" = { quant_type = "none", hadamard = 16 }\n'
+    )
+    assert path(Layer(), MXFP8, *tensors(), None) is chunked_context
+    with pytest.raises(FusedAttentionError, match="transforms its probabilities"):
+        path(Layer("flash"), MXFP8, *tensors(), None)
+
+
 def test_a_layer_that_is_exempt_runs_as_if_pv_had_no_type():
     layer = Layer()
     layer.mqo_exempt = True

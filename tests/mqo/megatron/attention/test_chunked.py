@@ -19,6 +19,7 @@ from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 
 from .conftest import Layer, largest
+from .typed import rows
 
 SCALE = Layer().softmax_scale
 SHAPES = {
@@ -191,24 +192,32 @@ def test_a_single_query_sees_every_key(operands):
 
 
 @pytest.mark.parametrize("rank", range(3))
-def test_a_rank_of_the_context_has_its_rows(operands, rank):
+@pytest.mark.parametrize(
+    ("kind", "table"), [("nvfp4", ""), ("mxfp8", rows("hadamard = 128"))], ids=["", "transformed"]
+)
+def test_a_rank_of_the_context_has_its_rows(operands, options, rank, kind, table):
+    options(table)
     length = 192
     query, key, value = operands(length, length, groups=2)
     layer, size = Layer(), length // 6
     layer.mqo_part = (rank, 3)
     starts = chunk_starts(2 * size, layer.mqo_part)
     mine = torch.cat([torch.arange(start, start + size) for start in starts])
-    found = chunked(layer, ("none", "nvfp4"), query[mine], key, value)
-    expected = unfused(Layer(), ("none", "nvfp4"), query, key, value)[mine]
+    found = chunked(layer, ("none", kind), query[mine], key, value)
+    expected = unfused(Layer(), ("none", kind), query, key, value)[mine]
     assert error(found, expected) < 1e-6
     mask = chunk_mask(2 * size, layer.mqo_part, query.device)
-    by_mask = chunked(layer, ("none", "nvfp4"), query[mine], key, value, mask)
+    by_mask = chunked(layer, ("none", kind), query[mine], key, value, mask)
     assert torch.equal(by_mask, found)
 
 
+TRANSFORMED = rows('hadamard = 32, signs = "random"')
+
+
 @pytest.mark.parametrize("shape", [{}, {"groups": 2}], ids=str)
-def test_stochastic_rounding_draws_by_the_elements_place(operands, options, shape):
-    options('[quantizer]\nrounding = "stochastic"\nseed = 3\n')
+@pytest.mark.parametrize("table", ["", TRANSFORMED], ids=["plain", "transformed"])
+def test_stochastic_rounding_draws_by_the_elements_place(operands, options, shape, table):
+    options(f'[quantizer]\nrounding = "stochastic"\nseed = 3\n{table}')
     tensors = operands(LENGTH, LENGTH, **shape)
     for step in (0, 1):
         set_step(step)
@@ -224,13 +233,30 @@ def test_stochastic_rounding_draws_by_the_elements_place(operands, options, shap
         assert all(error(one, other) < 1e-6 for one, other in pairs)
 
 
+@pytest.mark.parametrize("quant_type", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_transformed_operands_are_those_of_the_unfused_path(operands, options, shape, quant_type):
+    options(TRANSFORMED)
+    tensors, types = operands(LENGTH, LENGTH, **shape), (quant_type, quant_type)
+    expected = unfused(Layer(), types, *tensors)
+    right = gradients(expected, tensors)
+    set_step(0)
+    found = chunked(Layer(), types, *tensors)
+    # Numbers near a tie may round the other way.
+    assert error(found, expected) < 1e-3
+    for one, other in zip(gradients(found, tensors), right, strict=True):
+        assert error(one, other) < 1e-3
+
+
 @pytest.mark.parametrize("quant_type", ["mxfp4", "nvfp4", "fp8_tensor", "hifp8"])
-def test_what_is_recorded_is_what_the_unfused_path_records(operands, options, quant_type):
-    options("[record]\nevery = 1\ndump = [1]\n")
+@pytest.mark.parametrize("table", ["", TRANSFORMED], ids=["plain", "transformed"])
+def test_what_is_recorded_is_what_the_unfused_path_records(operands, options, quant_type, table):
+    options(f"[record]\nevery = 1\ndump = [1]\n{table}")
     tensors = operands(LENGTH, LENGTH, groups=2)
     seen = []
     for attend in (unfused, chunked):
         RECORDER.reset()
+        set_step(0)
         PROCESS.begin_step(1)
         gradients(attend(Layer(), (quant_type, quant_type), *tensors), tensors)
         measured = {one.key: one for one in RECORDER.end_step() if one.site == "pv"}

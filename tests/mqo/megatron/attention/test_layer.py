@@ -16,8 +16,9 @@ from torch.nn import Parameter
 from ....oracles.attention_recipes import along, attention
 from ....oracles.elements import E2M1, E4M3, E5M2
 from ....oracles.formats import fp8_block, fp8_tensor, hif4, int8_block, mx, nvfp4
+from ....oracles.hadamard import NVIDIA_SIGNS, transform
 from .conftest import Layer
-from .typed import context_of
+from .typed import context_of, rows
 
 layers = pytest.importorskip("megatron.core.tensor_parallel.layers")
 
@@ -32,10 +33,15 @@ FORMATS = {
 }
 
 
-def rounding(kind):
-    """The numpy oracle's rounding of an operand along an axis."""
+def rounding(kind, points):
+    """The numpy oracle's rounding along an axis, after a transform of attention's operands."""
 
     def rounded(site, operand, array, axis):
+        if points and site not in ("fprop", "dgrad", "wgrad"):
+            signs = np.tile(NVIDIA_SIGNS, points // 16)
+            array = np.moveaxis(transform(np.moveaxis(array, axis, -1), signs), -1, axis)
+        if kind == "none":
+            return array
         if kind == "fp8_tensor":
             element = E5M2 if operand in ("grad", "ds") else E4M3
             return along(partial(fp8_tensor, element=element), array, axis)
@@ -100,9 +106,12 @@ def normal(*shape, seed, size=1.0):
 
 
 # Oracle and layer sum in another order, so that a number near a tie may round the other way: with
-# mxfp4 and int8_block some do (measured: 1.2e-3), with the others none (5e-7).
+# mxfp4 and int8_block some do (measured: 1.2e-3), with the others none (5e-7). After a transform,
+# the largest number of a query with few keys is near a power of two, where a scale changes (0.04).
 @pytest.mark.parametrize("kind", ["none", *FORMATS, "fp8_tensor"])
-def test_gradients_of_a_layer_are_the_oracles(linear, monkeypatch, kind):
+@pytest.mark.parametrize("points", [0, 64])
+def test_gradients_of_a_layer_are_the_oracles(linear, options, monkeypatch, kind, points):
+    options(rows(f"hadamard = {points}") if points else "")
     monkeypatch.setitem(chunks.BUDGET, "cpu", 2 * 64 * LENGTH)
     x = normal(LENGTH, BATCH, K, seed=1).requires_grad_()
     sizes = ((HEADS + 2 * GROUPS) * WIDTH, K), (K, HEADS * WIDTH)
@@ -117,9 +126,8 @@ def test_gradients_of_a_layer_are_the_oracles(linear, monkeypatch, kind):
     found = y, *torch.autograd.grad(y, [*heads, x, *weights], grad)
     arrays = (tensor.detach().numpy() for tensor in (x, *weights, grad))
     own, first, second, of_y = arrays
-    rounded = rounding(kind) if kind != "none" else lambda site, operand, array, axis: array
-    expected = oracle_gradients(own, (first, second), of_y, rounded)
+    expected = oracle_gradients(own, (first, second), of_y, rounding(kind, points))
     names = ("y", "query", "key", "value", "x", "w_qkv", "w_o")
     for name, one, other in zip(names, found, expected, strict=True):
         error = np.linalg.norm(one.detach().double().numpy() - other) / np.linalg.norm(other)
-        assert error < (1e-6 if kind == "none" else 5e-3), name
+        assert error < (1e-6 if kind == "none" else 5e-2 if points else 5e-3), name

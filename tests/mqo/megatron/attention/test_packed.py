@@ -13,6 +13,7 @@ from mqo.quant.progress import set_step
 from .conftest import Layer, Tracker
 from .test_chunked import error, gradients, unfused
 from .test_chunked import small_chunks as small_chunks
+from .typed import rows
 
 ENDS = (0, 40, 41, 100, 150)
 LENGTH = ENDS[-1]
@@ -33,7 +34,9 @@ def document_mask():
 
 @pytest.mark.parametrize("pv", ["none", "mxfp4", "nvfp4"])
 @pytest.mark.parametrize("shape", [{}, {"groups": 2, "value_width": 8}], ids=str)
-def test_a_token_sees_its_own_document(operands, shape, pv):
+@pytest.mark.parametrize("table", ["", rows("hadamard = 32")], ids=["plain", "transformed"])
+def test_a_token_sees_its_own_document(operands, options, shape, pv, table):
+    options(table)
     tensors = [t.detach()[:, :1].requires_grad_() for t in operands(LENGTH, LENGTH, **shape)]
     layer, types = Layer(), {"qk": "mxfp8", "pv": pv}
     expected = unfused(layer, ("mxfp8", pv), *tensors, document_mask())

@@ -10,6 +10,7 @@ from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
 
 from .conftest import Layer, Tracker
+from .typed import rows
 
 
 def fused_context(layer, query, key, value, tracker, pv_type="none"):
@@ -59,6 +60,17 @@ def test_scales_of_query_and_key_become_a_part_of_the_softmax_scale(operands, ki
     found = torch.autograd.grad(context, tensors, grad)
     for one, other in zip(found, torch.autograd.grad(expected, tensors, grad), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+
+
+def test_a_transform_of_query_and_key_alone_changes_nothing(operands, options):
+    options(rows('quant_type = "none", hadamard = 32, signs = "random"'))
+    tensors = operands(width=24)
+    qk = gemm_operands("qk", "mxfp8", Layer())
+    found = paths.fused_context(Layer(), "none", (), qk, *tensors, Tracker())
+    expected = fused_attention(*tensors, scale=0.25, causal=True)
+    grad = torch.randn(found.shape, generator=torch.Generator().manual_seed(5))
+    one, other = (torch.autograd.grad(context, tensors, grad) for context in (found, expected))
+    torch.testing.assert_close((found, *one), (expected, *other), rtol=1e-5, atol=1e-5)
 
 
 def test_an_excluded_layer_is_counted(operands, options):

@@ -4,11 +4,18 @@ import numpy as np
 import torch
 from mqo.megatron.attention.backward import BackwardOperands
 from mqo.megatron.attention.choice import without_scores
-from mqo.quant.formats import ATTENTION_BACKWARD
+from mqo.quant.formats import ATTENTION, ATTENTION_BACKWARD, SITES
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.record import RECORDER
 
 from .conftest import Layer, Tracker
+
+
+def rows(keys):
+    """[operands] with the same keys for all of attention."""
+    sites = [site for site in SITES.values() if site.layer == ATTENTION]
+    names = (f"{site.name}.{operand}" for site in sites for operand in (site.lhs, site.rhs))
+    return "[operands]\n" + "".join(f'"{name}" = {{ {keys} }}\n' for name in names)
 
 
 def layer_of(query, key):

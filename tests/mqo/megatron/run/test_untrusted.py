@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 READERS = (
     *(untrusted.open_file, untrusted.check_file, untrusted.read_bytes, untrusted.read_text),
     *(untrusted.read_json, untrusted.read_json_object, untrusted.read_toml, untrusted.read_yaml),
-    *(untrusted.read_safetensors_header, untrusted.read_npy, untrusted.check_npy),
+    *(untrusted.read_safetensors_header, untrusted.check_npy),
     lambda path: list(untrusted.read_lines(path)),
     lambda path: untrusted.copy_file(path, path.with_name("copy")),
 )
@@ -302,12 +302,9 @@ def test_the_size_of_a_dtype_is_that_of_the_library(tmp_path, dtype):
 
 @pytest.mark.parametrize("shape", [(5,), (2, 3), (0,), ()])
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_an_array_is_read_as_it_was_written(tmp_path, shape, order):
+def test_a_complete_array_is_accepted(tmp_path, shape, order):
     path = tmp_path / "file.npy"
-    array = np.asarray(np.random.default_rng(0).random(shape), order=order)
-    np.save(path, array)
-    if array.size:
-        assert np.array_equal(untrusted.read_npy(path), array)
+    np.save(path, np.asarray(np.random.default_rng(0).random(shape), order=order))
     untrusted.check_npy(path)
 
 

@@ -7,7 +7,8 @@
     dk            dkey = ds^T query
 
 A product without a type multiplies what the forward pass multiplied: its rounded query, key, value
-and probs, with grad and ds unrounded. A product with a type rounds the unrounded tensors itself.
+and probs, with grad and ds unrounded. If these have a transform, it is undone. A product with a
+type transforms and rounds the unrounded tensors itself.
 """
 
 from dataclasses import dataclass

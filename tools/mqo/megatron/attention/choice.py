@@ -24,7 +24,7 @@ from mqo.quant.config import current
 from mqo.quant.formats import NONE
 from mqo.quant.labels import LABEL, UNLABELED, is_exempt
 from mqo.quant.quantization import PROCESS
-from mqo.quant.spec import QuantSpec
+from mqo.quant.spec import OperandSpec, QuantSpec
 
 # --attention-backend: flash and fused require a fused kernel, unfused and local upstream's path.
 # With auto, and in a release without the option, a path without the scores is used if possible.
@@ -81,11 +81,7 @@ def without_scores(
             f"{_name(layer)} does not support packed sequences: {why}. Expected: a layer that runs "
             "without stored scores, and `--attention-backend auto`"
         )
-    if (
-        backend not in REFUSED
-        and "pv" in types
-        and _rounding(layer, types["pv"]).quant_type != NONE
-    ):
+    if backend not in REFUSED and "pv" in types and _probs(layer, types["pv"]).changes:
         _say(f"{_name(layer)}: {why}")
     return None
 
@@ -104,13 +100,16 @@ def _choose(
         return None, "its source has no plain literal for pv"
     if backend in REFUSED:
         return None, f"--attention-backend is {backend}"
-    rounded, pv_type = _rounding(layer, types["pv"]), types["pv"]
+    probs, pv_type = _probs(layer, types["pv"]), types["pv"]
+    rounded = probs.spec
     attend: Attend
-    if rounded.quant_type == NONE:
+    if not probs.changes:
         why = obstacle_to_kernels(layer, query, key, mask)
         attend = partial(fused_context, layer, pv_type, starts)
     elif backend in DEMANDED:
-        return None, f"no fused kernel quantizes its probabilities to {rounded.quant_type}"
+        is_none = rounded.quant_type == NONE
+        done = "transforms" if is_none else f"quantizes to {rounded.quant_type}"
+        return None, f"no fused kernel {done} its probabilities"
     else:
         why = obstacle_to_chunks(layer, rounded, query, key, mask)
         causal = mask is None or is_causal(mask, query.size(0), key.size(0))
@@ -143,7 +142,7 @@ def _with_backward(
         why = "--context-parallel-size is more than 1"
     elif mask is not None and not is_causal(mask, query.size(0), key.size(0)):
         why = "its attention mask is not the plain causal one"
-    why = why or obstacle_to_chunks(layer, _rounding(layer, pv_type), query, key, None)
+    why = why or obstacle_to_chunks(layer, _probs(layer, pv_type).spec, query, key, None)
     if why:
         sites = ", ".join(backward.typed)
         raise FusedAttentionError(
@@ -233,12 +232,12 @@ def _unusual(layer: Any) -> str:
     return ""
 
 
-def _rounding(layer: Any, quant_type: str) -> QuantSpec:
+def _probs(layer: Any, quant_type: str) -> OperandSpec:
     """Return the current quantization of the probabilities; `quant_type` is in the source."""
     if is_exempt(layer):
-        return QuantSpec(NONE)
+        return OperandSpec(QuantSpec(NONE))
     name = getattr(layer, LABEL, UNLABELED)
-    return current().operand_spec("pv", "probs", name, PROCESS.scheduled("pv", quant_type)).spec
+    return current().operand_spec("pv", "probs", name, PROCESS.scheduled("pv", quant_type))
 
 
 _said: list[str] = []

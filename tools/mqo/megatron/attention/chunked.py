@@ -5,7 +5,9 @@ unfused path. The next chunk reuses its buffers. The backward pass recomputes th
 products are torch's own, on every device.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import lcm, prod
 from typing import Any, NamedTuple
 
@@ -17,8 +19,8 @@ from mqo.megatron.attention.backward import BackwardOperands, Heads, saved
 from mqo.megatron.attention.chunks import HIDDEN, Chunk, ChunkPlan, Visible
 from mqo.megatron.attention.operands import KeyOperand, QueryOperand, by_matrix
 from mqo.quant import products
-from mqo.quant.backend import is_fake
 from mqo.quant.gemms import GemmOperands
+from mqo.quant.hadamard import SignedHadamard
 from mqo.quant.parts import OperandParts
 from mqo.quant.products import Alphas, bmm
 from mqo.quant.slices import Sliced
@@ -31,13 +33,15 @@ class Scores:
 
     scale: factor of query times key. factor: factor of the scores in the softmax. dtype: dtype of
     the softmax; None for that of the scores. normalized: whether probabilities are quantized after
-    the division by the sum of the row; before it, the largest in a row is 1.
+    the division by the sum of the row; before it, the largest in a row is 1. turn: the transform of
+    query and key.
     """
 
     scale: float
     factor: float | None = None
     dtype: torch.dtype | None = None
     normalized: bool = True
+    turn: SignedHadamard | None = None
 
 
 def chunked_attention(
@@ -55,24 +59,25 @@ def chunked_attention(
     """Compute attention of grouped queries in Megatron's layout, differentiable once.
 
     Args:
-        query: [sq, b, np, hn], quantized.
+        query: [sq, b, np, hn], quantized. A transform pads hn, of the key too.
         key: [sk, b, ng, hn], quantized; np is a multiple of ng.
-        value: [sk, b, ng, hv], quantized; hv may differ from hn.
+        value: [sk, b, ng, hv], quantized; hv may differ from hn. The transform of `probs` pads sk.
         scores: their scale, and the settings of the softmax.
         visible: the keys that each query sees.
         probs: quantizes the probabilities, [b * np, sq, sk]; gradients pass straight through.
         alphas: factors of query and key, and of probabilities and value.
         backward: the quantizers of the backward pass's products. If dv or dk has a type, `visible`
             is one span of all queries.
-        unrounded: query, key and value before they were quantized, for products with a type.
+        unrounded: query, key and value before they were quantized, which get the gradients; for
+            products with a type, or with a transform.
 
     Returns:
         [sq, b, np * hv].
     """
     rounded = Heads(query, key, value)
     settings = _Settings(scores, visible, probs, *alphas, backward or BackwardOperands.untyped())
-    detached = (tensor.detach() for tensor in unrounded or rounded)
-    return _Chunked.apply(*rounded, *detached, settings)
+    detached = (tensor.detach() for tensor in rounded)
+    return _Chunked.apply(*(unrounded or rounded), *detached, settings)
 
 
 @dataclass(frozen=True)
@@ -89,12 +94,14 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *tensors: Any) -> Tensor:
         *heads, settings = tensors
-        rounded = Heads(*heads[:3])
-        settings.backward.save(ctx, rounded, Heads(*heads[3:]))
-        ctx.settings = settings
-        probs = settings.probs
+        unrounded, rounded = Heads(*heads[:3]), Heads(*heads[3:])
         query, key, value = map(Sliced, rounded)
+        probs = settings.probs
         work = _Work((query, key, value), settings, [probs], probs.is_watched)
+        work.find_amaxes([settings.pv])
+        probs = work.parts[0]
+        ctx.settings = replace(settings, probs=probs)
+        ctx.features = unrounded.query.size(-1)
         out = rounded.query.new_empty(*rounded.query.shape[:3], rounded.value.size(-1))
         rows = by_matrix(out, work.groups)
         for chunk in work.plan.chunks():
@@ -102,12 +109,15 @@ class _Chunked(torch.autograd.Function):
             first = chunk.first * work.plan.repeats
             probs.observe(probabilities.exact, probabilities.rounded, first, chunk.start)
             work.put(rows, chunk, work.context(chunk, probabilities))
+        if not settings.backward.dp.has_type:  # no chunk reads the values any more
+            rounded = rounded._replace(value=_undone(probs.turn, rounded.value, 0))
+        settings.backward.save(ctx, rounded, unrounded)
         return out.flatten(2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        work = _Gradients(*saved(ctx), grad, ctx.settings)
+        work = _Gradients(*saved(ctx), grad, ctx.features, ctx.settings)
         for chunk in work.plan.chunks():
             work.add(chunk)
         return (*work.sums(), None, None, None, None)
@@ -117,8 +127,8 @@ class _Probabilities(NamedTuple):
     """The probabilities of a chunk, valid until the next chunk is computed.
 
     softmax: in the dtype of the softmax, [matrices, repeats, queries, keys]. exact: before
-    rounding, [heads, queries, keys]. rounded: of the same shape. row: a factor for each row of
-    `rounded`, [matrices, repeats * queries, 1], or None.
+    rounding, [heads, queries, keys]. rounded: of the same shape, or padded by a transform. row: a
+    factor for each row of `rounded`, [matrices, repeats * queries, 1], or None.
     """
 
     softmax: Tensor
@@ -128,7 +138,10 @@ class _Probabilities(NamedTuple):
 
 
 class _Work:
-    """The operands by matrix, and the buffers that all chunks share."""
+    """The operands by matrix, and the buffers that all chunks share.
+
+    `parts` quantize the probabilities, and then what a subclass adds.
+    """
 
     def __init__(
         self,
@@ -140,7 +153,7 @@ class _Work:
     ) -> None:
         query, key, value = operands
         (queries, batch, heads, _), (keys, _, groups, _) = query.tensor.shape, key.tensor.shape
-        self.settings, self.groups = settings, groups
+        self.settings, self.groups, self.parts = settings, groups, parts
         self.plan = ChunkPlan(
             matrices=batch * groups,
             repeats=heads // groups,
@@ -155,7 +168,8 @@ class _Work:
         self.query = QueryOperand(query, groups, axis=-1)
         self.key, self.value = (KeyOperand(side, groups, axis=-1) for side in (key, value))
         self.dtype = settings.scores.dtype or query.tensor.dtype
-        new, space = self.plan.elements, query.tensor.new_empty
+        space = query.tensor.new_empty
+        new = max(prod(operand.padded(self.plan.shape)) for operand in parts)
         # Scores, later rounded probabilities; unrounded probabilities; buffers of the softmax.
         self._scores, self._probs = space(new), space(new)
         self._input, self._softmax = self._scores, self._probs
@@ -172,18 +186,46 @@ class _Work:
     def context(self, chunk: Chunk, probabilities: _Probabilities) -> Tensor:
         """Return the product of the rounded probabilities and the values."""
         rounded = self.by_group(chunk, probabilities.rounded)
-        context = bmm(rounded, self.value.take(chunk), self.settings.pv.both)
+        context = bmm(rounded, self.value.take(chunk, rounded.size(-1)), self.settings.pv.both)
         return context if probabilities.row is None else context.mul_(probabilities.row)
 
     def by_group(self, chunk: Chunk, tensor: Tensor) -> Tensor:
         """View a chunk's scores as [matrices, repeats * queries, keys]."""
-        return tensor.view(chunk.last - chunk.first, -1, chunk.high - chunk.low)
+        return tensor.view(chunk.last - chunk.first, -1, tensor.size(-1))
 
-    def space(self, buffer: Tensor, chunk: Chunk) -> Tensor:
-        """Return the part of a buffer for a chunk's scores, [matrices, repeats, queries, keys]."""
+    def space(self, buffer: Tensor, chunk: Chunk, parts: OperandParts | None = None) -> Tensor:
+        """Return the part of a buffer for a chunk's scores, [matrices, repeats, queries, keys].
+
+        With `parts` it has the shape that they quantize to.
+        """
         rows, keys = chunk.stop - chunk.start, chunk.high - chunk.low
-        shape = (chunk.last - chunk.first, self.plan.repeats, rows, keys)
+        shape = [chunk.last - chunk.first, self.plan.repeats, rows, keys]
+        shape = list(parts.padded(shape)) if parts else shape
         return buffer[: prod(shape)].view(shape)
+
+    def exact(self, chunk: Chunk) -> Iterator[tuple[OperandParts, Tensor, Tensor]]:
+        """Yield for each of `parts` what it quantizes, and a free buffer for the result."""
+        yield self.parts[0], self.probabilities(chunk, is_rounding=False).exact, self._scores
+
+    def find_amaxes(self, alphas: list[Alphas]) -> None:
+        """Find the amaxes that `parts` lack, from a pass over all chunks; wait for the device.
+
+        `alphas` are those of their products.
+        """
+        lacking = [i for i, parts in enumerate(self.parts) if parts.lacks_amax]
+        if not lacking:
+            return
+        rows = []
+        for chunk in self.plan.chunks():
+            row = []
+            for parts, exact, buffer in islice(self.exact(chunk), lacking[-1] + 1):
+                out = self.space(buffer, chunk, parts).flatten(0, 1)
+                row.append(largest(parts.turned(exact, out)))
+            rows.append(torch.stack(row))
+        amaxes = torch.stack(rows).amax(0)
+        for i in lacking:
+            self.parts[i] = self.parts[i].with_amax(amaxes[i])
+            alphas[i].lhs = self.parts[i].alpha or 1.0
 
     def probabilities(self, chunk: Chunk, is_rounding: bool = True) -> _Probabilities:
         """Return a chunk's probabilities, exact and rounded; without rounding twice the exact."""
@@ -208,12 +250,11 @@ class _Work:
             row = largest.flatten(1, 2)
         elif exact.dtype != softmax.dtype:
             exact.copy_(softmax)
-        exact, rounded = exact.flatten(0, 1), scores.flatten(0, 1)
-        matrix = chunk.first * self.plan.repeats
+        exact = rounded = exact.flatten(0, 1)
+        matrix, parts = chunk.first * self.plan.repeats, self.parts[0]
         if is_rounding:
-            rounded = self.settings.probs.quantize(exact, matrix, chunk.start, out=rounded)
-        else:
-            rounded = exact
+            out = self.space(self._scores, chunk, parts).flatten(0, 1)
+            rounded = parts.quantize(exact, matrix, chunk.start, out=out)
         return _Probabilities(softmax, exact, rounded, row)
 
     def _hide(self, chunk: Chunk, scores: Tensor) -> None:
@@ -245,8 +286,10 @@ class _Gradients(_Work):
     backward.py says what each product multiplies.
     """
 
-    def __init__(self, rounded: Heads, unrounded: Heads, grad: Tensor, settings: _Settings) -> None:
-        sites, pv = settings.backward, settings.pv
+    def __init__(
+        self, rounded: Heads, unrounded: Heads, grad: Tensor, features: int, settings: _Settings
+    ) -> None:
+        sites, pv, turn = settings.backward, settings.pv, settings.scores.turn
         query, key, of_scores = _pair(sites.qk_recompute, rounded[:2], unrounded[:2], settings.qk)
         (queries, batch, heads, _), (keys, _, groups, _) = query.tensor.shape, key.tensor.shape
         grad = grad.unflatten(2, (heads, -1))
@@ -258,64 +301,62 @@ class _Gradients(_Work):
         self._grad_of_dp = QueryOperand(grad_of_dp, groups, axis=-1)
         self._grad_of_dv = QueryOperand(grad_of_dv, groups, axis=-2)
         self._query_of_dk = QueryOperand(query_of_dk, groups, axis=-2)
-        self._shape = (batch * heads, queries, keys)
-        self._scores_parts = self._parts_of_scores(sites, 1.0, grad.device)
+        shape = (batch * heads, queries, keys)
+        of_ds = [site.lhs_parts(shape, None, grad.device) for site in (sites.dq, sites.dk)]
         if sites.dv.has_type:  # of the probabilities as the softmax returns them
-            probs = sites.dv.lhs_parts(self._shape, 1.0, grad.device)
+            probs = sites.dv.lhs_parts(shape, 1.0, grad.device)
             settings = replace(settings, scores=replace(settings.scores, normalized=True))
         else:
             probs, self._dv.lhs = settings.probs, pv.lhs
-        settings = replace(settings, probs=probs, qk=of_scores)
-        parts = [probs, *self._scores_parts]
+        self._turn_of_dq = None if sites.dq.has_type else turn
+        self._turn_of_dk = None if sites.dk.has_type else turn
+        self._turn_of_dv = None if sites.dv.has_type else probs.turn
+        settings = replace(settings, qk=of_scores)
+        parts = [probs, *of_ds]
         watched = any(operand.is_watched for operand in parts[not sites.dv.has_type :])
         row_block = lcm(self._grad_of_dv.row_block, self._query_of_dk.row_block)
         super().__init__((query, key, value), settings, parts, watched, row_block)
         has_own_key = sites.qk_recompute.has_type or sites.dq.has_type
         self._key_of_dq = KeyOperand(key_of_dq, groups, axis=-2) if has_own_key else self.key
         self._of_softmax = torch.empty_like(self._softmax)
-        self._of_query = torch.empty_like(query.tensor, memory_format=torch.contiguous_format)
+        self._of_query = query.tensor.new_empty(queries, batch, heads, features)
         wide = torch.promote_types(grad.dtype, torch.float32)
+        rows = probs.padded(shape)[-1] if self._turn_of_dv else keys
         self._of_key, self._of_value = (
-            operand.tensor.new_zeros(batch * groups, keys, operand.tensor.size(-1), dtype=wide)
-            for operand in (key, value)
+            grad.new_zeros(batch * groups, *size, dtype=wide)
+            for size in ((keys, query_of_dk.tensor.size(-1)), (rows, grad.size(-1)))
         )
-        if sites.dq.lhs_needs_amax() or sites.dk.lhs_needs_amax():
-            self._scores_parts = self._parts_of_scores(sites, self._amax(), grad.device)
+        self.find_amaxes([self._dv, self._dq, self._dk])
 
-    def _parts_of_scores(
-        self, sites: BackwardOperands, amax: float, device: torch.device
-    ) -> tuple[OperandParts, OperandParts]:
-        """Return the quantizers of ds for dq and dk, with the amax of ds."""
-        dq, dk = (site.lhs_parts(self._shape, amax, device) for site in (sites.dq, sites.dk))
-        return dq, dk
-
-    def _amax(self) -> float:
-        """Return the amax of ds, from a pass over all chunks; wait for the device."""
-        amaxes = []
-        for chunk in self.plan.chunks():
-            probabilities = self.probabilities(chunk, is_rounding=False)
-            amaxes.append(largest(self._gradient_of_scores(chunk, probabilities)))
-        amax = torch.stack(amaxes).amax()
-        return 1.0 if is_fake(amax) else amax.item()
+    def exact(self, chunk: Chunk) -> Iterator[tuple[OperandParts, Tensor, Tensor]]:
+        """Yield for each of `parts` what it quantizes, as the base class does."""
+        probs, of_dq, of_dk = self.parts
+        probabilities = self.probabilities(chunk, is_rounding=False)
+        yield probs, probabilities.exact, self._scores
+        scores = self._by_head(self._gradient_of_scores(chunk, probabilities))
+        yield of_dq, scores, self._probs
+        yield of_dk, scores, self._probs
 
     def add(self, chunk: Chunk) -> None:
         """Add the gradients of a chunk."""
         probabilities = self.probabilities(chunk)
         if self.settings.backward.dv.has_type:
-            self._observe(self.settings.probs, chunk, probabilities.exact, probabilities.rounded)
-        grad = self._grad_of_dv.take(chunk)
+            self._observe(self.parts[0], chunk, probabilities.exact, probabilities.rounded)
+        grad = self._grad_of_dv.take(chunk, probabilities.rounded.size(-2))
         row = probabilities.row
         weighted = grad if row is None else (grad * row).to(grad.dtype)
         self._accumulate(self._of_value, chunk, probabilities.rounded, weighted, self._dv.both)
         # The rounded probabilities are no longer needed.
         scores = self._gradient_of_scores(chunk, probabilities)
         scale = self.settings.scores.scale
-        of_dq, of_dk = self._scores_parts
-        keys = self._key_of_dq.take(chunk)
-        of_query = bmm(self._rounded(of_dq, chunk, scores), keys, self._dq.both).mul_(scale)
+        _, of_dq, of_dk = self.parts
+        rounded = self._rounded(of_dq, chunk, scores)
+        keys = self._key_of_dq.take(chunk, rounded.size(-1))
+        of_query = bmm(rounded, keys, self._dq.both).mul_(scale)
+        of_query = _undone(self._turn_of_dq, of_query, -1)
         self.put(by_matrix(self._of_query, self.groups), chunk, of_query)
-        query = self._query_of_dk.take(chunk)
         rounded = self._rounded(of_dk, chunk, scores)
+        query = self._query_of_dk.take(chunk, rounded.size(-2) // self.plan.repeats)
         self._accumulate(self._of_key, chunk, rounded, query, self._dk.both, scale)
 
     def _gradient_of_scores(self, chunk: Chunk, probabilities: _Probabilities) -> Tensor:
@@ -330,11 +371,15 @@ class _Gradients(_Work):
 
     def _rounded(self, parts: OperandParts, chunk: Chunk, scores: Tensor) -> Tensor:
         """Return ds by group, rounded in place of the probabilities, which are not needed."""
-        exact = scores.unflatten(1, (self.plan.repeats, -1)).flatten(0, 1)
-        out = self.space(self._probs, chunk).flatten(0, 1)
+        exact = self._by_head(scores)
+        out = self.space(self._probs, chunk, parts).flatten(0, 1)
         rounded = parts.quantize(exact, chunk.first * self.plan.repeats, chunk.start, out=out)
         self._observe(parts, chunk, exact, rounded)
         return self.by_group(chunk, rounded)
+
+    def _by_head(self, scores: Tensor) -> Tensor:
+        """View scores by group as [heads, queries, keys]."""
+        return scores.unflatten(1, (self.plan.repeats, -1)).flatten(0, 1)
 
     def _observe(self, parts: OperandParts, chunk: Chunk, exact: Tensor, rounded: Tensor) -> None:
         parts.observe(exact, rounded, chunk.first * self.plan.repeats, chunk.start)
@@ -342,8 +387,14 @@ class _Gradients(_Work):
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of query, key and value."""
         key, value = (
-            total.transpose(0, 1).unflatten(1, (-1, self.groups)).to(self._of_query.dtype)
-            for total in (self._of_key, self._of_value)
+            _undone(turn, total, axis)
+            .transpose(0, 1)
+            .unflatten(1, (-1, self.groups))
+            .to(self._of_query.dtype)
+            for turn, total, axis in (
+                (self._turn_of_dk, self._of_key, -1),
+                (self._turn_of_dv, self._of_value, -2),
+            )
         )
         return self._of_query, key, value
 
@@ -375,7 +426,7 @@ class _Gradients(_Work):
         scale: float = 1.0,
     ) -> None:
         """Add scale * alpha * scores^T @ rows to the part of `total` for the chunk's keys."""
-        part = total[chunk.first : chunk.last, chunk.low : chunk.high]
+        part = total[chunk.first : chunk.last, chunk.low : chunk.low + scores.size(-1)]
         scores, repeats = self.by_group(chunk, scores), self.plan.repeats
         if self.plan.rows == self.plan.queries:
             # Head by head, as upstream does with repeated keys: mostly the same bits.
@@ -385,6 +436,11 @@ class _Gradients(_Work):
         if scale != 1.0:
             product.mul_(scale)
         part += product.unflatten(0, (part.size(0), -1)).sum(1)
+
+
+def _undone(turn: SignedHadamard | None, tensor: Tensor, axis: int) -> Tensor:
+    """Return a tensor without its transform, in place."""
+    return tensor if turn is None else turn.undo(tensor, axis, out=tensor)
 
 
 def _pair(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from math import lcm
+from math import lcm, prod
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -124,9 +124,14 @@ class ChunkPlan:
         return min(self.keys, -(-reach // self._cut) * self._cut)
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Return the most heads, queries and keys in a chunk."""
+        return self.count * self.repeats, self.rows, self._reach
+
+    @property
     def elements(self) -> int:
         """Return the number of scores in the largest chunk."""
-        return self.count * self.repeats * self.rows * self._reach
+        return prod(self.shape)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield the chunks in the order of matrices, then queries."""

@@ -48,9 +48,13 @@ class _Taken:
 class QueryOperand(_Taken):
     """An operand with the rows of the queries: the query, or the gradient of the context."""
 
-    def take(self, chunk: Chunk) -> Tensor:
-        """Return the rows of a chunk, [matrices, repeats * queries, d]."""
-        return self._rounded(chunk, slice(chunk.start, chunk.stop)).flatten(1, 2)
+    def take(self, chunk: Chunk, rows: int = 0) -> Tensor:
+        """Return the rows of a chunk, [matrices, repeats * queries, d].
+
+        After a transform of the tokens they are `rows`, with those that it added.
+        """
+        stop = chunk.start + rows if rows else chunk.stop
+        return self._rounded(chunk, slice(chunk.start, stop)).flatten(1, 2)
 
 
 class KeyOperand(_Taken):
@@ -65,10 +69,13 @@ class KeyOperand(_Taken):
         self._range: tuple[int, int] | None = None
         self._kept: Tensor = torch.empty(0)
 
-    def take(self, chunk: Chunk) -> Tensor:
-        """Return the keys that a chunk reads, [matrices, keys, d]."""
+    def take(self, chunk: Chunk, keys: int = 0) -> Tensor:
+        """Return the keys that a chunk reads, [matrices, keys, d].
+
+        After a transform of the tokens they are `keys`, with those that it added.
+        """
         if self._range != (chunk.first, chunk.last):
             self._kept = torch.empty(0)  # free it before the next one is made
             self._kept = self._rounded(chunk, slice(None)).squeeze(1)
             self._range = (chunk.first, chunk.last)
-        return self._kept[:, chunk.low : chunk.high]
+        return self._kept[:, chunk.low : chunk.low + keys if keys else chunk.high]

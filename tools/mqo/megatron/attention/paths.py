@@ -103,7 +103,8 @@ def _quantized(
     # The amax is 1: the first query of a causal mask sees one key, with probability 1, and
     # unnormalized probabilities have a 1 in each row.
     parts = pv.lhs_parts((batch * heads, queries, key.size(0)), 1.0, query.device)
-    scores = Scores(layer.softmax_scale, softmax.scale, dtype, normalized)
+    turn = qk.turn(query.size(-1))
+    scores = Scores(layer.softmax_scale, softmax.scale, dtype, normalized, turn)
     operands = (qk.lhs(query), qk.rhs(key), pv.rhs(value))
     return operands, {"scores": scores, "probs": parts, "alphas": alphas}
 

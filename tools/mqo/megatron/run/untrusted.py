@@ -59,6 +59,9 @@ class Limit(IntEnum):
     STREAM = 1 << 62  # weights, indices and logs, which are read in parts
 
 
+AnyPath = str | os.PathLike[str]
+
+
 class UntrustedFileError(ValueError):
     """A file that is not opened, or has the wrong content.
 
@@ -66,7 +69,7 @@ class UntrustedFileError(ValueError):
     None has a full stop.
     """
 
-    def __init__(self, path: str | os.PathLike[str], fault: str, expected: str) -> None:
+    def __init__(self, path: AnyPath, fault: str, expected: str) -> None:
         self.path = Path(path)
         self.fault, self.found, self.expected = fault, f"{shown(path)} {fault}", expected
         super().__init__(f"{self.found}; expected {expected}")
@@ -76,7 +79,7 @@ class NoFileError(UntrustedFileError):
     """A file that does not exist."""
 
 
-def shown(path: str | os.PathLike[str]) -> str:
+def shown(path: AnyPath) -> str:
     """Return a path as printable text, with control characters and non-UTF-8 bytes escaped."""
     text = os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
@@ -86,11 +89,7 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def open_file(
-    path: str | os.PathLike[str],
-    limit: int = Limit.RECORD,
-    *,
-    within: Path | None = None,
-    any_name: bool = False,
+    path: AnyPath, limit: int = Limit.RECORD, *, within: Path | None = None, any_name: bool = False
 ) -> "io.BufferedReader[Any]":
     """Open a regular file of at most `limit` bytes for reading.
 
@@ -130,14 +129,12 @@ def open_file(
     return file
 
 
-def check_file(
-    path: str | os.PathLike[str], limit: int = Limit.STREAM, *, within: Path | None = None
-) -> None:
+def check_file(path: AnyPath, limit: int = Limit.STREAM, *, within: Path | None = None) -> None:
     """Raise UntrustedFileError unless `open_file` would open the file."""
     open_file(path, limit, within=within).close()
 
 
-def check_name(path: str | os.PathLike[str]) -> None:
+def check_name(path: AnyPath) -> None:
     """Raise UntrustedFileError for a name that is not UTF-8 or not valid for a file."""
     text = os.fspath(path)
     try:
@@ -151,7 +148,7 @@ def check_name(path: str | os.PathLike[str]) -> None:
         raise UntrustedFileError(f"{short}...", f"is a name of {size:,} bytes", "a shorter name")
 
 
-def _check_inside(path: str | os.PathLike[str], target: str, within: Path) -> None:
+def _check_inside(path: AnyPath, target: str, within: Path) -> None:
     """Raise UntrustedFileError if a file is outside of a folder and of its cache."""
     folder = Path(os.path.realpath(within, strict=True))
     allowed = [folder]
@@ -165,7 +162,7 @@ def _check_inside(path: str | os.PathLike[str], target: str, within: Path) -> No
         )
 
 
-def _check_kind(path: str | os.PathLike[str], status: os.stat_result, expected: str) -> None:
+def _check_kind(path: AnyPath, status: os.stat_result, expected: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = _KINDS.get(stat.S_IFMT(status.st_mode), "not a file")
         raise UntrustedFileError(path, f"is {kind}", expected)
@@ -178,11 +175,7 @@ def _words(error: OSError | RuntimeError) -> str:
 
 
 def read_bytes(
-    path: str | os.PathLike[str],
-    limit: int = Limit.RECORD,
-    *,
-    within: Path | None = None,
-    any_name: bool = False,
+    path: AnyPath, limit: int = Limit.RECORD, *, within: Path | None = None, any_name: bool = False
 ) -> bytes:
     """Return the content of a file; the arguments are those of `open_file`."""
     with open_file(path, limit, within=within, any_name=any_name) as file:
@@ -196,7 +189,7 @@ def read_bytes(
 
 
 def read_text(
-    path: str | os.PathLike[str],
+    path: AnyPath,
     limit: int = Limit.SETTINGS,
     *,
     within: Path | None = None,
@@ -211,11 +204,9 @@ def read_text(
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_lines(
-    path: str | os.PathLike[str], start: int = 0, *, within: Path | None = None
-) -> Iterator[bytes]:
+def read_lines(path: AnyPath, start: int = 0) -> Iterator[bytes]:
     """Yield the lines of a file of any size from byte `start`; the last may be incomplete."""
-    with open_file(path, Limit.STREAM, within=within) as file:
+    with open_file(path, Limit.STREAM) as file:
         file.seek(start)
         while line := file.readline(MOST_LINE):
             if len(line) == MOST_LINE and not line.endswith(b"\n"):
@@ -225,7 +216,7 @@ def read_lines(
             yield line
 
 
-def sha256_of(path: str | os.PathLike[str]) -> str:
+def sha256_of(path: AnyPath) -> str:
     """Return the SHA-256 of a file of any size, in hexadecimal."""
     with open_file(path, Limit.STREAM) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -242,14 +233,12 @@ def copy_file(
 # -- JSON, TOML, YAML ------------------------------------------------------------------------------
 
 
-def read_json(
-    path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
-) -> Any:
+def read_json(path: AnyPath, limit: int = Limit.RECORD, *, within: Path | None = None) -> Any:
     """Return the value in a JSON file."""
     return parse_json(path, read_bytes(path, limit, within=within))
 
 
-def parse_json(path: str | os.PathLike[str], content: bytes | str) -> Any:
+def parse_json(path: AnyPath, content: bytes | str) -> Any:
     """Return the value of the JSON text of a file at `path`."""
 
     def parse() -> Any:
@@ -262,33 +251,27 @@ def parse_json(path: str | os.PathLike[str], content: bytes | str) -> Any:
     return _parsed(path, "JSON", parse)
 
 
-def read_json_object(
-    path: str | os.PathLike[str], limit: int = Limit.RECORD, *, within: Path | None = None
-) -> dict[str, Any]:
+def read_json_object(path: AnyPath, *, within: Path | None = None) -> dict[str, Any]:
     """Return the object in a JSON file."""
-    table = read_json(path, limit, within=within)
+    table = read_json(path, within=within)
     if not isinstance(table, dict):
         raise UntrustedFileError(path, "is not a JSON object", "a JSON object of names and values")
     return table
 
 
-def read_toml(
-    path: str | os.PathLike[str], limit: int = Limit.SETTINGS, *, within: Path | None = None
-) -> dict[str, Any]:
+def read_toml(path: AnyPath) -> dict[str, Any]:
     """Return the table in a TOML file."""
-    text = read_text(path, limit, within=within)
+    text = read_text(path)
     if _LONG_KEY.search(_QUOTED.sub("s", text)):
         raise UntrustedFileError(path, "is nested too deeply", _bound("TOML"))
     return _parsed(path, "TOML", lambda: tomllib.loads(text))
 
 
-def read_yaml(
-    path: str | os.PathLike[str], limit: int = Limit.SETTINGS, *, within: Path | None = None
-) -> Any:
+def read_yaml(path: AnyPath) -> Any:
     """Return the value in a YAML file; Python's tags are refused."""
     import yaml
 
-    text = read_text(path, limit, within=within)
+    text = read_text(path)
     return _parsed(path, "YAML", lambda: _yaml_value(text), yaml.YAMLError)
 
 
@@ -317,12 +300,7 @@ def _expanded_nodes(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def _parsed(
-    path: str | os.PathLike[str],
-    kind: str,
-    parse: Callable[[], Any],
-    *others: type[Exception],
-) -> Any:
+def _parsed(path: AnyPath, kind: str, parse: Callable[[], Any], *others: type[Exception]) -> Any:
     errors: tuple[type[Exception], ...] = (ValueError, *others)
     try:
         value = parse()
@@ -423,46 +401,31 @@ def _range_of(tensor: Any) -> tuple[int, int] | None:
     return None
 
 
-def read_npy(path: Path, *, within: Path | None = None) -> Any:
-    """Return the array in a .npy file; its elements are read on use."""
-    import numpy as np
-
-    dtype, shape, fortran, offset = _npy_header(path, within)
-    return np.memmap(path, dtype, "r", offset, shape, "F" if fortran else "C")
-
-
-def check_npy(path: Path, *, within: Path | None = None) -> None:
+def check_npy(path: Path) -> None:
     """Raise UntrustedFileError unless a .npy file contains a complete array of numbers."""
-    _npy_header(path, within)
-
-
-def _npy_header(path: Path, within: Path | None) -> tuple[Any, tuple[int, ...], bool, int]:
     from numpy.lib import format as npy
 
     expected = "a complete .npy file of numbers"
-    with open_file(path, Limit.STREAM, within=within) as file:
+    with open_file(path, Limit.STREAM) as file:
         size = os.fstat(file.fileno()).st_size
         try:
             version = npy.read_magic(file)
             read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, fortran, dtype = read(file)
+            shape, _, dtype = read(file)
         except Exception as error:  # numpy parses the header as Python, which raises anything
             words = " ".join(str(error).split()) or type(error).__name__
             raise UntrustedFileError(path, f"cannot be read: {words[:200]}", expected) from None
         offset = file.tell()
-    count = 1
-    for length in shape:
-        count *= length
-    if dtype.hasobject or min(shape, default=0) < 0 or offset + count * dtype.itemsize != size:
+    end = offset + math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or min(shape, default=0) < 0 or end != size:
         clause = f"cannot be read: it has {size:,} bytes for {dtype} of the shape {list(shape)}"
         raise UntrustedFileError(path, clause, expected)
-    return dtype, shape, fortran, offset
 
 
 # -- folders ---------------------------------------------------------------------------------------
 
 
-def list_folder(path: str | os.PathLike[str]) -> list[Path]:
+def list_folder(path: AnyPath) -> list[Path]:
     """Return the entries of a folder by name. A name that is not UTF-8 is an error."""
     folder = Path(path)
     check_name(folder)

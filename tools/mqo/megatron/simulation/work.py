@@ -137,6 +137,10 @@ class TaggedParts:
         """Return a part of the operand for the GEMM."""
         return self._put(self._real.quantize(*args, **kwargs))
 
+    def with_amax(self, amax: Tensor) -> TaggedParts:
+        """Return the same with the amax of the whole operand."""
+        return TaggedParts(self._real.with_amax(amax), self._put)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._real, name)
 
