@@ -23,7 +23,7 @@ TRITON = ROOT / ".cache/triton"
 ENGINES = ROOT / ".cache/transformer_engine"
 PIP = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
 
-EXTRAS = ("docs", "tasks", "trackers")
+EXTRAS = ("corpus", "docs", "tasks", "trackers")
 
 # The newest release first; the wheels are the same for every machine.
 ENGINE_WHEELS = {

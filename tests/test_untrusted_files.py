@@ -123,7 +123,7 @@ REASONS = {
         "tools/bootstrap.py::_is_ready",
     ],
     "a download that is compared with its pinned hash": [
-        f"{T}data/mix.py::_npm_archive",
+        f"{T}data/debian_docs.py::_texts",
         f"{T}data/mix.py::_npm_texts.texts x2",
         f"{T}data/sample.py::articles x2",
         f"{T}data/sample.py::fetch",

@@ -68,7 +68,8 @@ class Cell:
         rest: dict[str, Any] = {"extra_flags": flags, "schedule": tuple(arm.get("schedule", ()))}
         rest |= arm.get("options", {})
         if "linear" in arm:
-            rest |= {"linear": arm["linear"], "gemms": "all", "exclude": ("output_layer",)}
+            exclude = ("output_layer", *arm.get("exclude", ()))
+            rest |= {"linear": arm["linear"], "gemms": "all", "exclude": exclude}
         if "attention" in arm:
             rest |= {name: arm[name] for name in ("attention", "attention_gemms") if name in arm}
         if "recipe" in arm:

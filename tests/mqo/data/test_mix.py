@@ -7,7 +7,7 @@ import json
 import tarfile
 
 import pytest
-from mqo.data import mix, sample
+from mqo.data import mix, packages, sample
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def said():
 def cache(tmp_path, dump, monkeypatch):
     """A cache beside a Wikipedia dump of ours, on a machine without any package client."""
     monkeypatch.setattr(sample, "fetch", lambda cache, report: dump)
-    monkeypatch.setattr(mix.shutil, "which", lambda name: None)
+    monkeypatch.setattr(packages.shutil, "which", lambda name: None)
     return tmp_path / "cache"
 
 
@@ -51,10 +51,10 @@ def _clients(monkeypatch, archive):
             (mix.Path(cwd) / f"{command[-1]}_1-2_all.deb").write_text(command[-1])
         else:
             _unpack(mix.Path(command[2]).read_text(), mix.Path(command[3]) / "usr" / "share")
-        return mix.subprocess.CompletedProcess(command, 0, "", "")
+        return packages.subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(mix.shutil, "which", lambda name: name)
-    monkeypatch.setattr(mix.process, "run", run)
+    monkeypatch.setattr(packages.shutil, "which", lambda name: name)
+    monkeypatch.setattr(packages.process, "run", run)
     monkeypatch.setattr(mix, "_NPM_SHA256", hashlib.sha256(_archive()).hexdigest())
 
 
@@ -104,9 +104,9 @@ def test_another_archive_than_the_pinned_one_is_not_used(cache, said, monkeypatc
 
 
 def test_a_client_that_fails_is_quoted(cache, said, monkeypatch):
-    monkeypatch.setattr(mix.shutil, "which", lambda name: name)
-    failed = mix.subprocess.CompletedProcess([], 1, "", "warning\nno route to the registry\n")
-    monkeypatch.setattr(mix.process, "run", lambda *_, **__: failed)
+    monkeypatch.setattr(packages.shutil, "which", lambda name: name)
+    failed = packages.subprocess.CompletedProcess([], 1, "", "warning\nno route to the registry\n")
+    monkeypatch.setattr(packages.process, "run", lambda *_, **__: failed)
     mix.documents(cache, said.append)
     assert sum("exit code 1, no route to the registry" in line for line in said) == 4
 

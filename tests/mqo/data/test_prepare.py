@@ -150,7 +150,9 @@ def test_of_two_at_once_one_works_and_the_other_waits(project, monkeypatch):
 
 
 def test_an_unknown_name_lists_the_valid_ones(project):
-    with pytest.raises(UnknownNameError, match=r"'wikipaedia'.*one of dolma, wikipedia"):
+    with pytest.raises(
+        UnknownNameError, match=r"'wikipaedia'.*one of debian_docs, dolma, wikipedia"
+    ):
         prepare(project, "wikipaedia", report=print)
 
 

@@ -19,7 +19,7 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import BLOCK_SIZES, FORMATS, OVERFLOWS, ROUNDINGS, SCALE_RULES, TILES
 from mqo.quant.spec import QuantSpec
 
-triton = pytest.importorskip("triton", reason="triton is not installed")
+triton = pytest.importorskip("triton", reason="no triton here: see test_interpreter.py")
 
 from mqo.quant import gpu  # noqa: E402  it needs triton
 from mqo.quant.gpu import tiles  # noqa: E402

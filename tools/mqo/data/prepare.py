@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mqo.data import cached, encode, mix, sample, tokenizer
+from mqo.data import cached, debian_docs, encode, mix, sample, tokenizer
 from mqo.data.preprocess import build_index
 from mqo.display import Say
 from mqo.errors import check_name
 from mqo.project import Project
 from mqo.untrusted import parse_json, read_lines
 
-DATASETS = ("dolma", "wikipedia")
+DATASETS = (debian_docs.NAME, "dolma", "wikipedia")
 
 # Increase it if a change of the steps below changes their output, so that older data is made again.
 # A hash of their source would do that for every new comment, and change the data within a series of
@@ -46,7 +46,8 @@ def _inputs(dataset: str) -> dict[str, str | int]:
     data stays valid on a machine without a network.
     """
     size = tokenizer.DEFAULT_VOCAB_SIZE
-    made_of = {"dataset": dataset, "source_sha256": sample.SHA256}
+    source = debian_docs.digest() if dataset == debian_docs.NAME else sample.SHA256
+    made_of = {"dataset": dataset, "source_sha256": source}
     return made_of | {"vocab_size": size, "recipe": _RECIPE}
 
 
@@ -69,16 +70,21 @@ def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
 
 
 def _run_steps(project: Project, dataset: str, report: Say, folder: Path) -> cached.Contents:
-    text, start = layout(folder, dataset)[0], time.monotonic()
+    (text, _, prefix), start = layout(folder, dataset), time.monotonic()
     documents: Iterable[sample.Article | mix.Document]
     if dataset == "dolma":
         documents = mix.documents(project.cache, report)
+    elif dataset == debian_docs.NAME:
+        documents = debian_docs.documents(project.cache, folder / "licenses", report)
     else:
         documents = sample.articles(sample.fetch(project.cache, report))
     count = sample.write_jsonl(documents, text)
     megabytes = text.stat().st_size / 1e6
     report(f"Cleaned {count} documents, {megabytes:.2f} MB, {_seconds(start)}")
-    return index_text(folder, dataset, report)
+    contents = index_text(folder, dataset, report)
+    if dataset == debian_docs.NAME:
+        debian_docs.write_card(folder / "README.md", text, prefix)
+    return contents
 
 
 def index_text(

@@ -73,6 +73,13 @@ def fake_quantize(
         TypeError: `x` has another dtype, or is a DTensor or another wrapper of tensors.
         ValueError: an argument is invalid; the text names the valid ones.
         RuntimeError: the implementation that MQO_QUANT_BACKEND names cannot be imported.
+
+    Examples:
+        >>> x = torch.tensor([0.1, 0.7, -2.4, 5.2])
+        >>> fake_quantize(x, "mxfp4")
+        tensor([ 0.0000,  0.5000, -2.0000,  6.0000])
+        >>> fake_quantize(x, QuantSpec("mxint8", rounding="stochastic"), seed=1).shape
+        torch.Size([4])
     """
     if isinstance(spec, str):
         check_choice("quant type", spec, tensor_types())

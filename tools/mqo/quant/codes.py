@@ -12,6 +12,10 @@ def code_values(quant_type: str) -> list[float]:
     """Return the value of every code of a format, without a scale: 16, 64 or 256 values.
 
     Infinities and NaN are included.
+
+    Examples:
+        >>> code_values("mxfp4")[:8]
+        [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     """
     check_choice("coded type", quant_type, tuple(FORMATS))
     element = FORMATS[quant_type].element

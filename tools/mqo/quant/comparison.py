@@ -81,6 +81,11 @@ def sqnr(x: Tensor, spec: QuantSpec | str, *, axis: int = -1, seed: int | None =
 
     Raises:
         TypeError, ValueError: those of `fake_quantize`.
+
+    Examples:
+        >>> x = torch.linspace(-4, 4, 1024)
+        >>> [round(sqnr(x, name), 1) for name in ("mxfp8", "nvfp4", "mxfp4")]
+        [29.9, 28.6, 18.7]
     """
     decibels = error_of(x, spec, axis=axis, seed=seed).measurement.sqnr_db
     return float("nan") if decibels is None else decibels
@@ -103,6 +108,12 @@ def compare_formats(
 
     Raises:
         TypeError, ValueError: those of `fake_quantize`.
+
+    Examples:
+        >>> print(compare_formats(torch.linspace(-4, 4, 1024), ["mxfp8", "nvfp4"]))
+        format                     SQNR dB  underflow %  saturation %
+        mxfp8 1x32                   29.93       0.0000       17.9688
+        nvfp4 1x16                   28.57       0.1953       19.5312
     """
     if isinstance(specs, str | QuantSpec):
         specs = [specs]

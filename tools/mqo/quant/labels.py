@@ -38,6 +38,10 @@ def exempt(model: Module) -> Module:
 
     A teacher runs the same source as its student, with the student's types. The functions of
     mqo.megatron.layers do not list its layers.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 4))
+        >>> head = exempt(model[1])
     """
     for part in (*model.modules(), *model.parameters()):
         setattr(part, EXEMPT, True)

@@ -26,6 +26,13 @@ class QuantLinear(nn.Linear):
         in_features, out_features, bias, device, dtype: those of `torch.nn.Linear`.
         quantization: the options; all layers of a model share one.
         name: the name of the layer, which patterns match and random numbers depend on.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 4))
+        >>> quantize_model(model, "mxfp8").layers
+        ('0',)
+        >>> isinstance(model[0], QuantLinear)
+        True
     """
 
     quantization: ModelQuantization

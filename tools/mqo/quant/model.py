@@ -82,6 +82,13 @@ def quantize_model(
             would be both quantized and not, or `plugin_options` has a quantizer that is not a
             type here, or another option than it declares. Nothing was changed then.
         FileNotFoundError: FILE.toml does not exist.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 4))
+        >>> quantization = quantize_model(model, "mxfp4", exclude=["1"])
+        >>> quantization.layers
+        ('0',)
+        >>> model(torch.ones(8, 32)).sum().backward()
     """
     for quant_type in (qk, pv):
         check_type(quant_type)

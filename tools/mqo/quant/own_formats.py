@@ -132,6 +132,12 @@ def load_formats(file: str | os.PathLike[str]) -> list[str]:
     Raises:
         FileNotFoundError: the file does not exist.
         ValueError: it is not TOML, or a row is invalid; the text names the file and the row.
+
+    Examples:
+        >>> row = 'element = "int4"\\nblock = 32\\nscale = "e8m0"\\n'
+        >>> _ = Path("mine.toml").write_text("[formats.mine4]\\n" + row)
+        >>> load_formats("mine.toml")
+        ['mine4']
     """
     path = Path(file).resolve()
     try:

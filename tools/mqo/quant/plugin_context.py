@@ -61,6 +61,13 @@ class QuantizerContext:
         tile: 'row', or 'square' if the scales should be those of squares.
         options: {name: value} of all options that the quantizer declares.
         state: {name: float32 tensor} of the operand. It is constant within a step.
+
+    Examples:
+        >>> @quantizer("grid", options={"step": 0.5})
+        ... def grid(x, context):
+        ...     return (x / context.options["step"]).round() * context.options["step"]
+        >>> fake_quantize(torch.tensor([0.3]), QuantSpec("grid", options={"step": 0.25}))
+        tensor([0.2500])
     """
 
     site: str

@@ -62,6 +62,13 @@ def quantizer(
     Raises:
         ValueError: an argument is invalid, or the name is that of another type.
         TypeError: the name is missing.
+
+    Examples:
+        >>> @quantizer("halves", independent_rows=True)
+        ... def halves(x, context):
+        ...     return (2 * x).round() / 2
+        >>> fake_quantize(torch.tensor([0.1, 0.3, 1.6]), "halves")
+        tensor([0.0000, 0.5000, 1.5000])
     """
 
     if not isinstance(name, str):
@@ -89,6 +96,16 @@ def end_step(name: str) -> Callable[[F], F]:
 
     Raises:
         ValueError: there is no such quantizer, or it declares no state.
+
+    Examples:
+        >>> @quantizer("clipped", state={"limit": 4.0})
+        ... def clipped(x, context):
+        ...     context.note("limit", x.abs().amax())
+        ...     limit = context.state["limit"]
+        ...     return torch.minimum(torch.maximum(x, -limit), limit).round()
+        >>> @end_step("clipped")
+        ... def largest(state, notes, step, options):
+        ...     return notes
     """
 
     def register(function: F) -> F:
@@ -111,6 +128,14 @@ def estimator(name: str) -> Callable[[F], F]:
 
     Raises:
         ValueError: there is no such quantizer, or it does not declare an estimator.
+
+    Examples:
+        >>> @quantizer("sign", estimator=True)
+        ... def sign(x, context):
+        ...     return x.sign()
+        >>> @estimator("sign")
+        ... def inside(gradient, x, context):
+        ...     return gradient * (x.abs() <= 1)
     """
 
     def register(function: F) -> F:

@@ -26,6 +26,13 @@ def load_quantizers(file: str | os.PathLike[str]) -> list[str]:
     Raises:
         FileNotFoundError: the file does not exist.
         QuantizerError: the file is not Python, raises an error, or registers no quantizer.
+
+    Examples:
+        >>> text = "from mqo.quant import quantizer\\n@quantizer('integers')\\n"
+        >>> text += "def integers(x, context):\\n    return x.round()\\n"
+        >>> _ = Path("mine.py").write_text(text)
+        >>> load_quantizers("mine.py")
+        ['integers']
     """
     path = Path(file).resolve()
     if not path.is_file():

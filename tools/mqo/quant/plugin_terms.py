@@ -38,6 +38,12 @@ def round_term(
         ValueError: there is no such format or choice, or an amax for a format without a scale of
             the tensor.
         QuantizerError: the quantizer does not declare what the format needs.
+
+    Examples:
+        >>> @quantizer("two_terms", block=16, needs_amax=True, terms=2)
+        ... def two_terms(x, context):
+        ...     mean = x.mean(dim=0, keepdim=True).expand_as(x).contiguous()
+        ...     return [(mean, 1.0), round_term(x - mean, "nvfp4", context)]
     """
     check_choice("format", quant_type, tuple(FORMATS))
     spec = QuantSpec(quant_type, without_alpha=True, **choices)

@@ -94,6 +94,14 @@ class ModelQuantization(Quantization):
         options: the types of the sites, and how they are quantized.
         layers: the names of the quantized linear layers.
         attention: the names of modules that may call quantized attention.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 4))
+        >>> quantization = quantize_model(model, "mxfp8")
+        >>> with quantization.measuring() as measurements:
+        ...     loss = model(torch.ones(8, 32)).sum()
+        >>> [(m.operand, m.quant_type) for m in measurements]
+        [('weight', 'mxfp8'), ('x', 'mxfp8')]
     """
 
     def __init__(

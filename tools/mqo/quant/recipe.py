@@ -47,6 +47,11 @@ class Recipe(OperandTable):
     `options` are its quantizer options. The LM head stays unquantized unless `output_layer`.
     `recipes` are those that rules name. `plugins` are files of quantizers, relative to the
     recipe's, and `plugin_options` the options of these quantizers by name.
+
+    Examples:
+        >>> recipe = Recipe.load("nvfp4")
+        >>> recipe.types.wgrad, recipe.operands["wgrad.x"].hadamard
+        ('nvfp4', 16)
     """
 
     name: str

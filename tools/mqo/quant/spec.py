@@ -49,6 +49,11 @@ class QuantSpec:
     A choice that the format does not use is checked and set to its default, since a run may
     quantize to several formats: specs with the same rounding are equal. Raise ValueError, naming
     the valid choices, for an unknown one.
+
+    Examples:
+        >>> spec = QuantSpec("mxfp4", rounding="stochastic")
+        >>> spec.block, spec.scale_rule
+        (32, 'floor')
     """
 
     quant_type: str
@@ -176,6 +181,10 @@ class Hadamard:
     points: one of HADAMARD_POINTS. signs: the factors of the elements before the transform: 'fixed'
     for the 16 published ones, repeated; 'random', from a seed; or 'none'. Raise ValueError, naming
     the valid choices, for an unknown one.
+
+    Examples:
+        >>> OperandSpec(QuantSpec("nvfp4"), hadamard=Hadamard(16, signs="random")).is_plain
+        False
     """
 
     points: int
@@ -195,6 +204,11 @@ class OperandSpec:
     mean along axis 0 is subtracted and not added back. For keys this shifts each row of scores by a
     constant, which does not change the softmax. `source` is 'fprop' if the values to which the
     forward pass rounded the operand take its place; type 'none' does not round them again.
+
+    Examples:
+        >>> operand = OperandSpec(QuantSpec("mxfp4"), hadamard=Hadamard(32), gain=0.75)
+        >>> operand.is_plain, operand.is_quantized
+        (False, True)
     """
 
     spec: QuantSpec

@@ -54,7 +54,15 @@ _entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
 def weights_changed() -> None:
-    """Invalidate all copies: an optimizer step or a loaded checkpoint changes the weights."""
+    """Invalidate all copies: an optimizer step or a loaded checkpoint changes the weights.
+
+    Examples:
+        >>> model = torch.nn.Sequential(torch.nn.Linear(32, 4))
+        >>> quantization = quantize_model(model, "mxfp8", cache_weights=True)
+        >>> with torch.no_grad():
+        ...     _ = model[0].weight.mul_(2)
+        >>> weights_changed()
+    """
     global _epoch
     _epoch += 1
 

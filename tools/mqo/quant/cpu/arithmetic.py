@@ -284,7 +284,7 @@ def _tapered(
 def _round(
     scheme: Scheme, scaled: Lanes, power: Lanes, steps: Lanes, c: Constants, index: Lanes
 ) -> Lanes:
-    """Round to multiples of a quantum: `power` without its `steps` of 2^23."""
+    """Round to multiples of a quantum; `power + steps` is the pattern of 2^23 quanta."""
     if scheme.rounding == "stochastic":
         return _round_by_draw(scaled, power, steps, _draw(c.seed, index))
     if scheme.rounding == "nearest-away":
