@@ -143,7 +143,7 @@ def _series(curve: list) -> Series:
 def gaps_over_sqnr(
     losses: Losses, model: str, arms: Sequence[str], title: str, target: Path
 ) -> None:
-    """Plot each arm's mean gap over the SQNR of all operands, and of fprop's if it is quantized.
+    """Plot each arm's mean gap over the SQNR of all operands, and of the forward pass's.
 
     Variants share a hue.
     """
@@ -152,7 +152,7 @@ def gaps_over_sqnr(
     means = {arm: statistics.fmean(losses.sqnr[arm].values()) for arm in measured}
     forward = {arm: forward_sqnr(losses.sqnr[arm]) for arm in measured}
     for axes, decibels, operands in zip(
-        panels, (means, forward), ("all operands", "fprop's operands"), strict=True
+        panels, (means, forward), ("all operands", "the forward pass's operands"), strict=True
     ):
         for arm, x in decibels.items():
             if math.isinf(x):

@@ -25,7 +25,7 @@ BASELINE = "none"
 KNOWN = 2  # seeds that a predictor is taken from; the others have the gap to be predicted
 RESAMPLES = 999
 LEAST_ARMS = 8  # smallest number of arms whose order is reported
-FORWARD = "fprop."
+FORWARD = ("fprop.", "qk.", "pv.")
 Gaps = Mapping[str, Mapping[int, float]]  # {arm: {seed: nats}}
 
 
@@ -52,7 +52,7 @@ def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Predic
     forward = {arm: forward_sqnr(values) for arm, values in losses.sqnr.items()}
     fixed = {
         "SQNR, mean of all operands": decibels,
-        "SQNR, mean of fprop's operands": forward,
+        "SQNR, mean of the forward pass's operands": forward,
         "gradient to noise after 100 steps": dict(noise_ratio),
     }
     results = [_of_values(name, values, final) for name, values in fixed.items()]
@@ -62,7 +62,7 @@ def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Predic
 
 
 def forward_sqnr(decibels: Mapping[str, float]) -> float:
-    """Return the mean SQNR of fprop's operands in dB; inf if they are not quantized."""
+    """Return the mean SQNR of the forward pass's operands in dB; inf if none is quantized."""
     values = [value for name, value in decibels.items() if name.startswith(FORWARD)]
     return statistics.fmean(values) if values else math.inf
 

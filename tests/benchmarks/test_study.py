@@ -176,7 +176,7 @@ def test_predictors_of_a_known_order_have_its_rank_correlation(study_module, eig
     losses = eight_arms(early=lambda n, seed: -n / 9, late=lambda n, seed: n / 10)
     ratios = {f"arm{n}": 9.0 - n for n in range(7)}
     found = {one.name: one for one in predictions(losses, ratios | {"arm7": 9.5})}
-    assert found["SQNR, mean of fprop's operands"].rho == pytest.approx(1)
+    assert found["SQNR, mean of the forward pass's operands"].rho == pytest.approx(1)
     assert found["gap after 5 steps"].rho == pytest.approx(-1)
     assert found["gap after 10 steps"].rho == pytest.approx(1)
     # Seven in order, and the last before the first: 1 - 6 (7 * 1 + 7^2) / (8 * 63).
@@ -199,7 +199,7 @@ def test_an_unquantized_fprop_has_the_highest_sqnr(study_module, eight_arms):
     losses = eight_arms(lambda n, seed: 0.0, lambda n, seed: n / 10)
     del losses.sqnr["arm0"]["fprop.x"]
     by_name = {one.name: one for one in predictions(losses, {})}
-    assert by_name["SQNR, mean of fprop's operands"].rho == pytest.approx(1)
+    assert by_name["SQNR, mean of the forward pass's operands"].rho == pytest.approx(1)
 
 
 def test_a_published_order_is_compared_pair_by_pair(table, eight_arms):
