@@ -48,7 +48,7 @@ def ready_checkout(config: RunConfig, path: Path, *, allow_edits: bool) -> Tree:
     if by_hand := files_by_hand(tree):
         folder = _quoted(tree)
         raise OverlayError(
-            f"{by_hand[0]} in {tree.root} has hand-made quantization, besides that of the patches",
+            f"{by_hand[0]} in {tree.root} has hand-made quantization, next to that of the patches",
             expected="only that of the patches, which has the run's types",
             help=f"Run `mqo restore --tree {folder}`, then `mqo adopt --tree {folder}`",
         )
