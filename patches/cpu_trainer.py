@@ -24,6 +24,18 @@ FILES = (
         ),
     ),
     FileEdits(
+        "megatron/training/initialize.py",
+        (
+            # The fused softmax needs nvcc, which a machine without CUDA lacks.
+            ReplaceExpression(
+                "_compile_dependencies",
+                Anchor("fused_kernels.load(args)", count=2),
+                "fused_kernels.load(args) if torch.cuda.is_available() else None",
+            ),
+        ),
+        versions="<0.17",
+    ),
+    FileEdits(
         "megatron/core/tensor_parallel/random.py",
         (
             # Upstream queues this call until CUDA starts, which never happens on a CPU.

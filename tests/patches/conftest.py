@@ -25,8 +25,11 @@ def codemod(name, source, path="megatron/core/x.py"):
 def sites(name, path, source, version=PIN):
     """`source` after the edits that the site entry `name` makes to the file at `path`."""
     meant = [e for e in SERIES[name].load_edits() if e.path == path and e.applies_to(version)]
-    (edits,) = meant
-    return rewrite(textwrap.dedent(source).encode(), edits, version, name).decode()
+    assert meant
+    content = textwrap.dedent(source).encode()
+    for edits in meant:
+        content = rewrite(content, edits, version, name)
+    return content.decode()
 
 
 def planned(name, version, files):

@@ -14,6 +14,11 @@ def initialize_megatron(allow_no_cuda=False):
         assert torch.cuda.is_available(), "words"
     return "started"
 """
+FUSED = """
+def _compile_dependencies():
+    fused_kernels.load(args)
+    fused_kernels.load(args)
+"""
 RANDOM = """
 def _set_cuda_rng_state(new_state, device=-1):
     queue(new_state)
@@ -55,6 +60,18 @@ def test_the_trainer_still_demands_a_device():
     scope = executed("megatron/training/initialize.py", INITIALIZE, torch=cuda(False, 0))
     with pytest.raises(AssertionError, match="words"):
         scope["initialize_megatron"]()
+
+
+@pytest.mark.parametrize(("available", "loaded"), [(True, ["args"] * 2), (False, [])])
+def test_older_releases_load_fused_kernels_only_with_cuda(available, loaded):
+    calls = []
+    older = f"{INITIALIZE}\n\n{FUSED}"
+    source = sites("cpu_trainer", "megatron/training/initialize.py", older, "0.16.1")
+    kernels = types.SimpleNamespace(load=calls.append)
+    scope = {"torch": cuda(available), "fused_kernels": kernels, "args": "args"}
+    exec(source, scope)
+    scope["_compile_dependencies"]()
+    assert calls == loaded
 
 
 @pytest.mark.parametrize("available", [True, False])

@@ -1,6 +1,8 @@
 """`mqo simulate`, as a user types it."""
 
 import json
+from argparse import Namespace
+from contextlib import nullcontext
 
 import pytest
 from mqo.cli import app
@@ -8,6 +10,7 @@ from mqo.display import WIDTH
 from mqo.errors import DataError, LayoutError, MqoError, RunError, UnknownNameError
 from mqo.project import Project
 from mqo.quant.plugins import PLUGINS
+from mqo.simulate.command import check_release
 from typer.testing import CliRunner
 
 SCRIPTS = Project.here().root / "script"
@@ -136,6 +139,15 @@ def test_a_front_end_takes_the_options_itself(vendored):
     done = call(*words, *TINY, *FEEDS, script=SCRIPTS / "train_config.py")
     assert done.exit_code == 0
     assert "llama32-1b, mxfp8, tiny" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"), [("0.18.2", True), ("0.19.0rc1", False), ("1.0.0", False)]
+)
+def test_a_checkout_of_an_older_release_is_refused(version, refused):
+    tree = Namespace(is_checkout=True, root="tree", upstream=lambda: Namespace(version=version))
+    with pytest.raises(MqoError, match=version) if refused else nullcontext():
+        check_release(tree)
 
 
 def test_a_quantizer_of_the_user_is_refused_before_anything_runs(tmp_path, monkeypatch):

@@ -183,6 +183,16 @@ def test_only_the_format_that_upstream_hashes_is_hashed(own, hashed):
     ) == hashed
 
 
+@pytest.mark.parametrize("hashes", [True, False])
+def test_a_checkout_without_the_flag_is_not_asked_to_hash(tmp_path, hashes):
+    file = tmp_path / "megatron/training/checkpointing.py"
+    file.parent.mkdir(parents=True)
+    file.write_text("if args.verify_integrity: pass\n" if hashes else "")
+    config = resolve("llama32-1b", "wikipedia", "bf16", "tiny", megatron=tmp_path)
+    words = megatron_flags(config, imagined("h100-80gb", 1), *NOWHERE)
+    assert ("--verify-integrity" in words) == hashes
+
+
 def test_checkpoints_stay_as_the_configuration_says_unless_the_user_does():
     def kept(training, **rest):
         made = resolve("llama32-1b", "wikipedia", "bf16", training, **rest)

@@ -3,7 +3,13 @@
 import pytest
 from mqo.errors import EditedError, OverlayError
 from mqo.launch.config import resolve
-from mqo.launch.source import DISTILLER, PROGRAM, ready_checkout, source_diff, take_source
+from mqo.launch.source import (
+    DISTILLER,
+    PROGRAM,
+    ready_checkout,
+    source_diff,
+    take_source,
+)
 from mqo.quant.recipe import Recipe
 from mqo.runs import RunFolder
 
@@ -91,6 +97,12 @@ def test_the_diff_holds_the_lines_that_the_snapshot_would_change(checkout):
     assert changes == [f"-{line}'mxfp4'", f"+{line}'mxfp8'"]
     assert source_diff(checkout.tree, {"fprop": "mxfp4"}) == ""
     assert source_diff(checkout.tree, None) == ""
+
+
+def test_sites_made_by_hand_next_to_those_of_the_patches_are_refused(checkout, monkeypatch):
+    monkeypatch.setattr("mqo.launch.source.files_by_hand", lambda tree: ["core/layers.py"])
+    with pytest.raises(OverlayError, match=r"mqo restore .*mqo adopt"):
+        ready_checkout(cell(), checkout.tree.root, allow_edits=True)
 
 
 # -- patched by other means ------------------------------------------------------------------------

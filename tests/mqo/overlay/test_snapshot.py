@@ -1,10 +1,11 @@
+import sysconfig
 from dataclasses import replace
 
 import pytest
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import literals
 from mqo.overlay.plan import plan
-from mqo.overlay.snapshot import snapshot
+from mqo.overlay.snapshot import lend_helper, snapshot
 
 from ..conftest import FILES
 
@@ -159,3 +160,17 @@ def test_a_half_patched_tree_is_refused(patched, target):
     with pytest.raises(OverlayError, match=r"loop\.py .*`mqo apply`"):
         snapshot(patched.tree, target)
     assert not target.exists()
+
+
+@pytest.mark.parametrize("code", ["the same", "another"])
+def test_a_compiled_helper_is_lent_to_a_tree_with_the_same_code(tmp_path, code):
+    mine, theirs = (tmp_path / name / "megatron/core/datasets" for name in ("mine", "theirs"))
+    for folder, text in ((mine, "the same"), (theirs, code)):
+        folder.mkdir(parents=True)
+        (folder / "helpers.cpp").write_text(text)
+    helper = f"helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}"
+    lend_helper(tmp_path / "mine", tmp_path / "theirs")
+    assert not (theirs / helper).exists()
+    (mine / helper).write_bytes(b"compiled")
+    lend_helper(tmp_path / "mine", tmp_path / "theirs")
+    assert (theirs / helper).exists() == (code == "the same")

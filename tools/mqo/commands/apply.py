@@ -21,13 +21,20 @@ def apply(
 ) -> None:
     """Apply the patch series, or the named entries with what they require."""
     from mqo.overlay import apply as overlay
+    from mqo.overlay.quant_types.by_hand import files_by_hand
 
-    outcome = overlay.apply(settled(tree), patch_series(), names or (), force=force)
+    root = settled(tree)
+    outcome = overlay.apply(root, patch_series(), names or (), force=force)
     match outcome:
         case overlay.Applied(changed, entries, not_placed, kept):
             lines = [f"applied {', '.join(entries)}: {changed} files written"]
             lines += [f"not added, because upstream has this file: {path}" for path in not_placed]
             lines += [f"kept a copy of a hand edit: {path}" for path in kept]
+            lines += [
+                f"warning: {path} still has quantization made by hand; after `mqo restore`, "
+                "`mqo adopt` replaces it"
+                for path in files_by_hand(root)
+            ]
         case overlay.AlreadyApplied(files):
             lines = [f"nothing to do: already applied ({files} files)"]
     emit("apply", outcome, "\n".join(lines), as_json)

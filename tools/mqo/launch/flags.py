@@ -207,10 +207,16 @@ def _output(config: RunConfig, folder: RunFolder) -> list[str]:
     # A terminated job saves before it exits; saved files are hashed, so that damage is detected.
     save.append("--exit-signal-handler")
     if flag_table(experiment.extra_flags).get("--ckpt-format", HASHED) == HASHED:
-        save.append("--verify-integrity")
+        save += ["--verify-integrity"] if _can_hash(config.placement.megatron) else []
     load = ["--load", checkpoints] if experiment.checkpoint else []
     board = ["--tensorboard-dir", str(events), "--log-timers-to-tensorboard"]
     return [*every.split(), *log.split(), *board, *save, *load]
+
+
+def _can_hash(checkout: Path | None) -> bool:
+    """Return whether the release has --verify-integrity, as since 0.17.1; the pinned one does."""
+    file = (checkout or Path()) / "megatron/training/checkpointing.py"
+    return checkout is None or not file.exists() or b"verify_integrity" in file.read_bytes()
 
 
 def save_folder(config: RunConfig, folder: RunFolder) -> Path | None:

@@ -16,6 +16,7 @@ from mqo.overlay.apply import refuse_edits
 from mqo.overlay.diff import tree_diff
 from mqo.overlay.goal import types_in, with_types
 from mqo.overlay.quant_types import modifier
+from mqo.overlay.quant_types.by_hand import files_by_hand
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import Snapshot, snapshot
 from mqo.overlay.tree import Tree
@@ -43,7 +44,15 @@ def ready_checkout(config: RunConfig, path: Path, *, allow_edits: bool) -> Tree:
     tree.settle()
     if tree.manifest() is None:
         _check_by_hand(tree, config)
-    elif not allow_edits:
+        return tree
+    if by_hand := files_by_hand(tree):
+        folder = _quoted(tree)
+        raise OverlayError(
+            f"{by_hand[0]} in {tree.root} has hand-made quantization, next to that of the patches",
+            expected="only that of the patches, which has the run's types",
+            help=f"Run `mqo restore --tree {folder}`, then `mqo adopt --tree {folder}`",
+        )
+    if not allow_edits:
         refuse_edits(tree)
     return tree
 

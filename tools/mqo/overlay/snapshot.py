@@ -7,6 +7,7 @@ read-only, so that the source a run keeps is the source it ran.
 from __future__ import annotations
 
 import shutil
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,9 +69,24 @@ def snapshot(
             sites = [] if "quant_sites" in without else manifest.touched_by("quant_sites")
             wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
             _add_runtime(folder, manifest)
+            lend_helper(Project.here().tree, folder)
             written = _write_types(folder, sites, wanted)
             _check_written(target, named, written)
     return Snapshot(Tree(target), written, shared)
+
+
+def lend_helper(lender: Path, source: Path) -> None:
+    """Copy the compiled dataset helper of a tree into another with the same C++ source.
+
+    Without it, upstream compiles it in each run, with the first python3 and pybind11 on the path.
+    """
+    mine, theirs = (root / "megatron/core/datasets" for root in (lender, source))
+    name = f"helpers_cpp{sysconfig.get_config_var('EXT_SUFFIX')}"
+    code = [path / "helpers.cpp" for path in (mine, theirs)]
+    if not (mine / name).is_file() or (theirs / name).exists() or not code[1].is_file():
+        return
+    if code[0].read_bytes() == code[1].read_bytes():
+        shutil.copy2(mine / name, theirs / name)
 
 
 def _add_runtime(folder: Path, manifest: Manifest) -> None:

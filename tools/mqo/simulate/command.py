@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.version import Version
+
 from mqo.display import Say
 from mqo.errors import MqoError
 from mqo.launch import arguments as command_line
@@ -28,6 +30,7 @@ from mqo.simulate.script import arguments
 
 # These depend on the lengths of documents, which are data.
 _NOT_SIMULATED = ("--dataloader-inter-document-masking", "--sft", "--reset-attention-mask")
+OLDEST = (0, 19)
 _PROCESSES = re.compile(r"--(nnodes|node-rank|device)\b")
 
 
@@ -136,6 +139,7 @@ def prepared(options: SimulationOptions, tree: Tree) -> PreparedRun:
     _refuse(config)
     if config.placement.megatron:
         tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
+    check_release(tree)
     project = Project.here()
     types = dict(config.quantization.types or types_of(tree))
     config = config.using(types)
@@ -145,6 +149,16 @@ def prepared(options: SimulationOptions, tree: Tree) -> PreparedRun:
         planned.config.placement.cluster.processes,
     )
     return PreparedRun(planned.config, types, layout, machine, options, project, tree)
+
+
+def check_release(tree: Tree) -> None:
+    """Raise MqoError for a checkout whose trainer takes no configuration, as simulations need."""
+    if tree.is_checkout and Version(version := tree.upstream().version).release < OLDEST:
+        raise MqoError(
+            f"{tree.root} is Megatron {version}",
+            expected=f"{'.'.join(map(str, OLDEST))} or newer, whose trainer can be simulated",
+            help="Without --tree and --megatron, the pinned release is simulated",
+        )
 
 
 def _refuse(config: RunConfig) -> None:

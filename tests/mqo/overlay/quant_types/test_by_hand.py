@@ -1,10 +1,15 @@
 """Hand-made sites that are taken out of a file, and those that are refused."""
 
 import ast
+import subprocess
 
 import pytest
 from mqo.errors import OverlayError
-from mqo.overlay.quant_types.by_hand import plain
+from mqo.overlay.quant_types.by_hand import files_by_hand, plain
+from mqo.overlay.quant_types.sites import ATTENTION, LAYERS
+from mqo.overlay.tree import Tree
+
+from . import lookalike
 
 BARE = """\
 import torch
@@ -85,6 +90,25 @@ def test_a_chain_may_return():
     assert content == b"def f(a, b):\n return b\n"
 
 
+@pytest.fixture
+def with_inner_import():
+    """The file, with the import of round4 in its branch instead of before the literal."""
+    text = BY_HAND.replace("import round4, round8", "import round8")
+    branch = "            y = round4(x, w.t())\n"
+    return text.replace(branch, f"            from made.here import round4\n{branch}")
+
+
+def test_an_import_in_a_branch_goes(with_inner_import):
+    content, _ = cleaned(with_inner_import)
+    assert content.decode() == BARE.replace(STATEMENT, COMMENT + STATEMENT)
+
+
+def test_an_import_in_a_branch_that_is_read_elsewhere_is_refused(with_inner_import):
+    with pytest.raises(OverlayError) as error:
+        cleaned(with_inner_import.replace("        return y\n", "        return round4(y)\n"))
+    assert error.value.found.startswith("a/file.py:23 uses round4 ")
+
+
 def test_an_import_that_is_read_elsewhere_stays():
     text = BY_HAND.replace("        return y\n", "        return round8(y)\n")
     content, _ = cleaned(text)
@@ -146,3 +170,14 @@ def test_a_chain_without_else_is_refused():
     text = BY_HAND[: BY_HAND.index("        else:")] + "        return y\n"
     with pytest.raises(OverlayError, match=r"a/file\.py:13 "):
         cleaned(text)
+
+
+@pytest.mark.usefixtures("plain_git")
+def test_only_what_head_holds_is_made_by_hand(tmp_path):
+    release = {"megatron/core/package_info.py": "MAJOR = 0\nMINOR = 19\nPATCH = 2\n"}
+    files = {LAYERS: lookalike.layers(), ATTENTION: "x = 1\n"} | release
+    lookalike.write(tmp_path, files)
+    for words in (["init", "-q"], ["add", "-Af"], ["commit", "-qm", "all"]):
+        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    (tmp_path / ATTENTION).write_text(lookalike.attention())
+    assert files_by_hand(Tree(tmp_path)) == [LAYERS]

@@ -1,11 +1,11 @@
 """Take hand-made quantization out of a source file, so that the patches can replace it.
 
 Hand-made is this form: a function sets the literal, and the `if` chain after it compares the
-literal with types. Each branch is one assignment to the same names, or one `return`; the branch
-`else` is upstream's. The chain becomes its `else`. The literal goes, and so do imports before it
-that only the chain reads. If a class or function is then equal to an earlier one of another name,
-it was a copy that held the chain: it goes too, and its readers read the earlier one. Everything
-else stays, byte for byte.
+literal with types. Each branch is one assignment to the same names, or one `return`, after imports
+that only the chain reads; the branch `else` is upstream's. The chain becomes its `else`. The
+literal goes, and so do imports before it that only the chain reads. If a class or function is then
+equal to an earlier one of another name, it was a copy that held the chain: it goes too, and its
+readers read the earlier one. Everything else stays, byte for byte.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ import copy
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from mqo.errors import OverlayError
+from mqo.overlay.quant_types.sites import METHODS
+from mqo.overlay.tree import Tree
 from mqo.quant.source import VARIABLE
 
 _Definition = ast.ClassDef | ast.FunctionDef
@@ -51,6 +54,12 @@ def plain(path: str, content: bytes) -> tuple[bytes, list[Cut]]:
     if ast.dump(ast.parse(renamed)) != ast.dump(_expected(folded, twins)):
         raise _refusal(path, cuts[0].first if cuts else 1, "cannot be replaced line by line")
     return renamed, sorted([*cuts, *copies], key=lambda cut: cut.first)
+
+
+def files_by_hand(tree: Tree) -> list[str]:
+    """Return the files whose version at HEAD has sites, which cannot be those of the patches."""
+    held = [path for path in METHODS if tree.is_checkout and path in tree.upstream().files]
+    return [path for path in held if VARIABLE.encode() in tree.pristine(path)]
 
 
 def _refusal(path: str, line: int, why: str) -> OverlayError:
@@ -112,9 +121,8 @@ def _unread_imports(tree: ast.Module, cuts: list[Cut]) -> Iterator[ast.stmt]:
         for node in body:
             if _sets_literal(node):
                 yield from before
-            if isinstance(node, ast.ImportFrom | ast.Import):
-                names = {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-                before += [] if names & kept else [node]
+            if _is_import(node):
+                before += [] if _imported(node) & kept else [node]
             else:
                 before = []
 
@@ -129,10 +137,10 @@ def _else_of(path: str, chain: ast.If) -> ast.stmt:
     branches: list[ast.stmt] = []
     node: ast.stmt = chain
     while isinstance(node, ast.If) and _compares(node.test):
-        for body in (node.body, node.orelse):
-            if len(body) != 1:
-                raise _refusal(path, node.lineno, "needs one statement per branch, and an else")
-        branches.append(node.body[0])
+        *imports, branch = node.body
+        if not all(map(_is_import, imports)) or len(node.orelse) != 1:
+            raise _refusal(path, node.lineno, "needs one statement per branch, and an else")
+        branches.append(branch)
         node = node.orelse[0]
     for branch in branches:
         if not _alike(branch, node):
@@ -154,13 +162,22 @@ def _alike(first: ast.stmt, second: ast.stmt) -> bool:
     return isinstance(first, ast.Return) and isinstance(second, ast.Return)
 
 
+def _is_import(node: ast.AST) -> TypeGuard[ast.Import | ast.ImportFrom]:
+    return isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
+    return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+
+
 def _refuse_reads(path: str, tree: ast.Module, cuts: list[Cut]) -> None:
-    """Refuse a use of the literal outside of the chains."""
+    """Refuse a use, outside of the chains, of the literal or of what a chain imports."""
+    inside = {line for cut in cuts for line in range(cut.first, cut.last + 1)}
+    imports = (node for node in ast.walk(tree) if _is_import(node) and node.lineno in inside)
+    names = {VARIABLE}.union(*map(_imported, imports))
     for node in ast.walk(tree):
-        if not isinstance(node, ast.Name) or node.id != VARIABLE:
-            continue
-        if not any(cut.first <= node.lineno <= cut.last for cut in cuts):
-            raise _refusal(path, node.lineno, f"uses {VARIABLE} outside of such a chain")
+        if isinstance(node, ast.Name) and node.id in names and node.lineno not in inside:
+            raise _refusal(path, node.lineno, f"uses {node.id} outside of such a chain")
 
 
 # -- copies of upstream's functions ----------------------------------------------------------------
