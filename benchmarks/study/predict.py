@@ -41,7 +41,7 @@ class Prediction:
 
 
 def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Prediction]:
-    """Return the predictors that at least LEAST_ARMS arms have.
+    """Return the predictors that at least LEAST_ARMS arms with all seeds have.
 
     Args:
         losses: runs of one model, size and length.
@@ -68,11 +68,12 @@ def forward_sqnr(decibels: Mapping[str, float]) -> float:
 
 
 def _gaps(losses: Gaps) -> dict[str, dict[int, float]]:
+    """Return the gaps of the arms that have all seeds of the unquantized runs."""
     base = losses[BASELINE]
     return {
         arm: {seed: loss - base[seed] for seed, loss in by_seed.items() if seed in base}
         for arm, by_seed in losses.items()
-        if arm != BASELINE
+        if arm != BASELINE and by_seed.keys() >= base.keys()
     }
 
 
