@@ -40,7 +40,7 @@ from mqo.quant.backend import fake_quantize, is_fake
 from mqo.quant.finite import check_rounding
 from mqo.quant.formats import ATTENTION, NONE, SITES, GemmSite, check_choice, check_type
 from mqo.quant.gradient_noise import WatchedOperand, sample_gradient
-from mqo.quant.hadamard import SignedHadamard, inverse, transform
+from mqo.quant.hadamard import SignedHadamard
 from mqo.quant.labels import LABEL, SHARDS, UNLABELED, is_exempt
 from mqo.quant.operand_table import FPROP, WGRAD
 from mqo.quant.packed_activations import save_packed
@@ -259,15 +259,12 @@ class QuantizedOperands(GemmOperands):
             return grad
         operand, axis = self.site.operand(side)
         operand_spec = self._operand_spec(operand)
-        turned, seed = operand_spec.hadamard, self._sign_seed(operand_spec.hadamard)
-        of_rounded, x, size = grad, original, grad.shape[axis]
-        if turned:
-            of_rounded = transform(grad.float(), turned, axis=axis, seed=seed)
-            x = transform(original, turned, axis=axis, seed=seed)  # as it was rounded
+        turn, of_rounded, x = self._turn(operand_spec, grad.shape[axis]), grad, original
+        if turn:
+            of_rounded = turn.apply(grad.float(), axis)
+            x = turn.apply(original, axis)  # as it was rounded
         result = estimated(of_rounded, x, operand_spec.spec, axis, self._call_site(operand))
-        if turned:
-            result = inverse(result, turned, axis=axis, size=size, seed=seed).to(grad.dtype)
-        return result
+        return turn.undo(result, axis).to(grad.dtype) if turn else result
 
     def _straight_through(self, tensor: Tensor, side: str) -> Tensor:
         operand = getattr(self.site, side)
@@ -396,12 +393,9 @@ class QuantizedOperands(GemmOperands):
             return Rounded(original)
         side = "lhs" if operand == site.lhs else "rhs"
         rounded = fprop._rounded(side, operand_spec, original, recorded)
-        if turned := operand_spec.hadamard:
-            axis, seed = site.operand(side)[1], fprop._sign_seed(turned)
-            size = original.shape[axis]
-            undo = partial(inverse, hadamard=turned, axis=axis, size=size, seed=seed)
-            rounded = rounded.map(lambda tensor: undo(tensor.float()))
-        return rounded
+        axis = site.operand(side)[1]
+        turn = fprop._turn(operand_spec, original.shape[axis])
+        return rounded.map(lambda tensor: turn.undo(tensor.float(), axis)) if turn else rounded
 
     def _call_site(self, operand: str) -> CallSite:
         """Return what a custom quantizer may know of an operand."""
@@ -428,12 +422,11 @@ class QuantizedOperands(GemmOperands):
         if operand_spec.smooth:
             wide = original.float()
             x = wide - wide.mean(dim=0, keepdim=True)
-        if operand_spec.hadamard is not None:
+        if turn := self._turn(operand_spec, x.shape[axis]):
             whole = not is_shard(operand, self.shards)  # for a shard, `_amax` is a collective
             if whole and operand_spec.gain == 1.0 and operand_spec.spec.needs_tensor_amax:
                 amax = torch.empty((), dtype=torch.float32, device=x.device)
-            seed = self._sign_seed(operand_spec.hadamard)
-            x = transform(x, operand_spec.hadamard, axis=axis, seed=seed, amax=amax)
+            x = turn.apply(x, axis, amax=amax)
         return (x, amax) if operand_spec.gain == 1.0 else (x.float() * operand_spec.gain, None)
 
     def _amax(self, tensor: Tensor, operand: str, spec: QuantSpec) -> Tensor | None:
