@@ -25,7 +25,7 @@ from mqo.run_records import QuantToml
 from mqo.runs import Series
 from predict import Prediction, forward_sqnr, predictions
 from study import ARMS, HERE, Cell
-from table import BASELINE, SHORT, Losses, by_step, pairs_of, planned, read
+from table import BASELINE, Losses, by_step, noise_of, pairs_of, planned, read
 
 CURVES = ("none", "mxfp4", "mxfp4+all", "mxfp4-backward", "nvfp4", "hif4", "mxfp8", "hifp8")
 
@@ -36,10 +36,11 @@ def main() -> None:
     for name, file in (("study", "gaps"), ("experts", "gaps-experts")):
         phase = ARMS["phases"][name]
         for model, listed in phase["models"].items():
-            losses = losses_by_key.get((model, phase["size"], phase["steps"]))
+            key = (model, phase["size"], phase["steps"])
+            losses = losses_by_key.get(key)
             if losses is None:
                 continue
-            losses.take_incomplete(planned(ARMS, (model, phase["size"], phase["steps"])))
+            losses.take_incomplete(planned(ARMS, key))
             arms = [arm for arm in listed if arm in losses.last]
             if len(arms) < 2:
                 continue
@@ -49,8 +50,7 @@ def main() -> None:
                 curves(losses, model, arms, title, HERE / "curves.png")
                 gaps_over_sqnr(losses, model, arms, title, HERE / "sqnr.png")
                 answers(losses, model)
-                short = losses_by_key.get((model, phase["size"], SHORT), Losses())
-                predictors(predictions(losses, short.noise_ratio), title)
+                predictors(predictions(losses, noise_of(losses_by_key, key)), title)
 
 
 def _seeds(losses: Losses) -> str:

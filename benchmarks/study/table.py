@@ -73,16 +73,17 @@ def main() -> None:
     plan = tomllib.loads((HERE / "arms.toml").read_text(encoding="utf-8"))
     print("# Results\n\n`table.py` writes this page from runs.csv. README.md discusses it.")
     tables = read(HERE / "runs.csv")
-    for (model, size, steps), losses in tables.items():
+    for key, losses in tables.items():
         if BASELINE not in losses.last:
             continue  # only predictors
+        model, size, steps = key
         seeds = len(losses.last[BASELINE])
         print(f"\n## {model}, {size}, {steps} steps\n")
         print(f"Unquantized: {losses.baseline:.4f} nats per token, mean of {seeds} seeds.\n")
-        incomplete = losses.take_incomplete(planned(plan, (model, size, steps)))
+        incomplete = losses.take_incomplete(planned(plan, key))
         arms = [arm for arm in losses.last if arm != BASELINE]
         print(table(losses, [(arm, BASELINE) for arm in arms]))
-        missing = not_run(plan, (model, size, steps), losses)
+        missing = not_run(plan, key, losses)
         if missing:
             print(f"\nNot run yet: {', '.join(missing)}.")
         if incomplete:
@@ -98,10 +99,17 @@ def main() -> None:
                 print(f"\n### {question['ask']}\n\n{published}\n\n{text}")
         if len(losses.sqnr) >= LEAST_ARMS:
             print(f"\n### Does the gap close with the schedule?\n\n{closing(losses, arms)}")
-            noise = tables[model, size, SHORT].noise_ratio if (model, size, SHORT) in tables else {}
+            noise = noise_of(tables, key)
             if predictors := predictions(losses, noise):
                 print(f"\n### {PREDICTS}\n\n{predicting(losses, predictors, noise)}")
                 print("\n![rank correlation of each predictor](answers/predictors.png)")
+
+
+def noise_of(tables: Mapping[Key, Losses], key: Key) -> Mapping[str, float]:
+    """Return the gradient to noise of the short runs of this model and size, by arm."""
+    model, size, _ = key
+    short = tables.get((model, size, SHORT))
+    return short.noise_ratio if short else {}
 
 
 def pairs_of(question: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -149,9 +157,9 @@ def agreement(losses: Losses, order: Sequence[str]) -> str:
     seen = [gap for gap in gaps if gap is not None and gap.seen]
     chance = at_least(ordered, len(order))
     return (
-        f"Of the {len(pairs)} pairs of the published order, {ordered} have this order here (at "
-        f"least so many in {chance:.1%} of random orders); of the {len(seen)} that are significant "
-        f"after Holm's correction over all pairs, {sum(gap.mean > 0 for gap in seen)}."
+        f"Of the {len(pairs)} pairs of the published order, {ordered} have this order here "
+        f"({chance:.1%} of random orders reach this number); of the {len(seen)} that are "
+        f"significant after Holm's correction over all pairs, {sum(gap.mean > 0 for gap in seen)}."
     )
 
 
