@@ -12,7 +12,7 @@ THRESHOLD = 0.8  # Jaccard similarity of the sets of shingles
 
 
 class Distinct:
-    """What was seen so far; the same texts in the same order give the same results."""
+    """The paragraphs and documents that were seen; results depend only on texts and their order."""
 
     def __init__(self) -> None:
         self._paragraphs: set[bytes] = set()

@@ -206,8 +206,9 @@ def _output(config: RunConfig, folder: RunFolder) -> list[str]:
     save += ["--save-interval", str(training.save_interval or training.iterations)] if save else []
     # A terminated job saves before it exits; saved files are hashed, so that damage is detected.
     save.append("--exit-signal-handler")
-    if flag_table(experiment.extra_flags).get("--ckpt-format", HASHED) == HASHED:
-        save += ["--verify-integrity"] if _can_hash(config.placement.megatron) else []
+    ckpt_format = flag_table(experiment.extra_flags).get("--ckpt-format", HASHED)
+    if ckpt_format == HASHED and _can_hash(config.placement.megatron):
+        save.append("--verify-integrity")
     load = ["--load", checkpoints] if experiment.checkpoint else []
     board = ["--tensorboard-dir", str(events), "--log-timers-to-tensorboard"]
     return [*every.split(), *log.split(), *board, *save, *load]

@@ -171,7 +171,7 @@ def _imported(node: ast.Import | ast.ImportFrom) -> set[str]:
 
 
 def _refuse_reads(path: str, tree: ast.Module, cuts: list[Cut]) -> None:
-    """Refuse a use, outside of the chains, of the literal or of what a chain imports."""
+    """Refuse a use, outside of the chains, of the literal or of a name that a chain imports."""
     inside = {line for cut in cuts for line in range(cut.first, cut.last + 1)}
     imports = (node for node in ast.walk(tree) if _is_import(node) and node.lineno in inside)
     names = {VARIABLE}.union(*map(_imported, imports))
