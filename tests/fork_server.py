@@ -12,6 +12,7 @@ import contextlib
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import select
 import signal
@@ -43,7 +44,7 @@ LOADED = (
         "transformers.models.encoder_decoder",
     ),
     *("tokenizers", "huggingface_hub", "tensorboard", "omegaconf", "tiktoken", "tqdm"),
-    *("PIL.Image", "packaging.version", "fsspec", "jinja2"),
+    *("PIL.Image", "packaging.version", "fsspec", "jinja2", "wandb"),
 )
 OURS = {"megatron", "mqo", "preflight", "pretrain_gpt", "distill_gpt"}
 LARGEST = 1 << 20  # bytes of a message
@@ -152,6 +153,8 @@ def become(asked, streams, site):
     # OpenMP has read the server's OMP_NUM_THREADS.
     threads = os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))
     sys.modules["torch"].set_num_threads(int(threads))
+    # A checkpoint's writer spawns a process, which would import torch again, for 3 s.
+    multiprocessing.context._concrete_contexts["spawn"] = multiprocessing.get_context("fork")
     names = sys.modules["__main__"] = types.ModuleType("__main__")
     names.__builtins__ = __builtins__
     if program != "-c":
