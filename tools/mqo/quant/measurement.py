@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mqo.quant.formats import SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN
-from mqo.quant.scales import Scales, expand_scales, exponent, scales_of
+from mqo.quant.scales import Scales, blocks_of, exponent, scales_of
 from mqo.quant.spec import QuantSpec
 from mqo.quant.tensor_amax import largest
 
@@ -49,7 +49,6 @@ def measure(
 
     `quantized` is the result of `fake_quantize(original, spec, axis, amax=amax)`.
     """
-    nonzero = original != 0
     if spec.plugin is None:
         moved = original.movedim(axis, -1) if original.dim() and spec.block else original
         scales = scales_of(moved, spec, amax)
@@ -57,7 +56,9 @@ def measure(
     else:  # its scales are not known
         saturated = torch.zeros((), dtype=torch.int64, device=original.device)
         histogram = torch.zeros(BINS, dtype=torch.int64, device=original.device)
-    counts = (nonzero.sum(), (nonzero & (quantized == 0)).sum(), saturated)
+    nonzero = torch.count_nonzero(original)
+    kept = torch.count_nonzero(torch.logical_and(original, quantized))
+    counts = (nonzero, nonzero - kept, saturated)
     elements = torch.full((), original.numel(), dtype=torch.float64, device=original.device)
     numbers = [*_energies(original, quantized), elements, *(c.double() for c in counts)]
     return Sums(torch.stack(numbers), largest(original).double(), histogram)
@@ -75,9 +76,11 @@ def _energies(original: Tensor, quantized: Tensor) -> Tensor:
 def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
     """Count the magnitudes beyond the largest finite value under their scale."""
     limit = spec.format.element.max_value
-    encode = expand_scales(scales.encode.float(), scales.run, x.shape[-1] if x.dim() else 1)
+    runs, encode = x.float(), scales.encode.float()
+    if scales.run is not None and x.dim():
+        runs, encode = blocks_of(runs, scales.run), encode.unsqueeze(-1)
     # A block without a scale does not count as saturated: comparisons with NaN are false.
-    return ((x.float() * encode).abs() > limit).sum()
+    return torch.count_nonzero((runs * encode).abs_() > limit)
 
 
 def _histogram(scales: Scales, spec: QuantSpec) -> Tensor:
