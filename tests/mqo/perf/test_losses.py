@@ -45,6 +45,14 @@ def test_the_first_of_several_runs_is_the_baseline(three_seeds):
     assert result.sides[1].gap.low is None
 
 
+def test_a_folders_unquantized_run_is_the_baseline_when_another_folder_repeats_it(runs):
+    runs("old/bf16", loss=6.0)
+    runs("old/linear_mxfp8", "linear_mxfp8", loss=6.1)
+    runs("new/bf16", loss=6.0)
+    result = compare_losses([runs.root / "old", runs.root / "new"])
+    assert result.baseline.label == BF16
+
+
 @pytest.mark.parametrize("name", ["mxfp4", "mxfp4 2", "{root}/mxfp4 2"])
 def test_a_baseline_has_a_modes_or_a_runs_name(three_seeds, name):
     named = name.format(root=three_seeds.root)

@@ -69,14 +69,14 @@ def with_state(update=lambda state, notes, step, options: notes):
     @quantizer("held", state={"amax": 1.0})
     def quantize(x, context):
         context.note("amax", x.abs().amax() if x.numel() else 0.0)
-        return x.clamp(-1e30, 1e30)
+        return x.clamp(-2, 2)
 
     end_step("held")(update)
 
 
 def with_estimator(estimate):
     quantizer("clipped", block=8, square=True, options={"most": 2.0}, estimator=True)(
-        lambda x, context: x
+        lambda x, context: x.clamp(-2, 2)
     )
     estimator("clipped")(estimate)
 
@@ -102,6 +102,10 @@ def test_a_gradient_that_is_not_finite_is_a_fault():
     with_estimator(lambda grad, x, context: grad[:, 0])
     with pytest.raises(QuantizerError, match="estimator of clipped returned no tensor"):
         check_quantizer("clipped")
+
+
+def unchanged(x, context):
+    return x
 
 
 def shifted(x, context):
@@ -137,6 +141,7 @@ def minus_the_row(x, context):
 
 
 CASES = [
+    (unchanged, {}, "normal numbers are rounded"),
     (shifted, {}, "zeros stay zero"),
     (overflowing, {}, "finite values stay finite, from 1e-40 to 1e30"),
     (noisy, {}, "equal calls return equal values"),
@@ -166,6 +171,33 @@ def test_each_check_finds_its_fault(function, declared, check):
     assert "ok" not in str(next(f for f in check_quantizer("wrong").findings if f.check == check))
 
 
+def test_a_fault_shows_the_value_and_is_repeated_below_the_table():
+    quantizer("wrong")(lambda x, context: x.round() / x.abs().amax())
+    lines = str(check_quantizer("wrong")).splitlines()
+    assert any(re.fullmatch("zeros stay zero +nan with row tiles", line) for line in lines)
+    assert "failed: zeros stay zero" in lines[-2:]
+
+
+def test_a_quantizer_of_one_operand_rounds():
+    @quantizer("weights")
+    def quantize(x, context):
+        return x.round() if context.operand == "weight" else x
+
+    assert check_quantizer("weights").passed
+
+
+def test_scales_without_one_of_the_tensor_underflow_in_the_table():
+    @quantizer("narrow", block=16)
+    def quantize(x, context):
+        amax = x.view(-1, 16).abs().amax(1, keepdim=True)
+        scale = (amax / 3).to(torch.float8_e4m3fn).float()
+        return torch.where(scale > 0, (x.view(-1, 16) / scale).round() * scale, 0.0).view(x.shape)
+
+    comparisons = check_quantizer("narrow").comparisons
+    first = {data: found.errors[0].measurement.sqnr_db for data, found in comparisons.items()}
+    assert first["N(0, 1)"] > 10 and first["N(0, 1)/1e5"] == 0
+
+
 def test_an_error_and_a_wrong_shape_end_the_check():
     @quantizer("finite_only")
     def quantize(x, context):
@@ -187,7 +219,7 @@ def test_an_unknown_name_is_refused():
 # -- the text of a file ----------------------------------------------------------------------------
 
 HEAD = "from mqo.quant import quantizer\n"
-BODY = "def mine(x, context):\n    return x\n"
+BODY = "def mine(x, context):\n    return x.round()\n"
 FILES = {
     "a block that is computed": (f"@quantizer('mine', block=2 * 8)\n{BODY}", "not a literal"),
     "a name that is computed": (f"@quantizer('mi' + 'ne')\n{BODY}", "not a literal"),

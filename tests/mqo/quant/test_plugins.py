@@ -203,6 +203,7 @@ def fails(x, context):
 @pytest.mark.parametrize(
     ("result", "text"),
     [
+        (lambda x: x, r"in line \d+ of .*test_plugins\.py: TypeError: .* takes 1 positional"),
         (fails, r"\[4, 72\], in line \d+ of .*test_plugins\.py: ZeroDivisionError: a reason"),
         (lambda x, _: x[:, 1:], r"returned \[4, 71\] for x of fprop, layer layer; valid: .*4, 72"),
         (lambda x, _: 3.0, "returned float"),
@@ -239,6 +240,7 @@ def test_a_decorator_without_a_name_is_refused():
     [
         ("mxfp4", {}, "'mxfp4' is the name of a type"),
         ("none", {}, "'none' is the name of a type"),
+        ("bf16", {}, "beginning with a letter, other than all, bf16"),
         ("My-type", {}, "invalid name 'My-type'"),
         ("mine", {"block": 0}, "invalid block 0"),
         ("mine", {"block": True}, "invalid block True"),

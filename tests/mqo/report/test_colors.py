@@ -52,6 +52,11 @@ def test_a_legend_in_words_has_what_is_there():
     assert dashes == "linear layers dashed"
 
 
+def test_a_legend_names_a_custom_quantizer():
+    text, _ = colors.legend([{"fprop": "mine"}, {"fprop": "mxfp8", "qk": "mxfp4"}])
+    assert text.startswith("mine purple; mixed purple; unquantized")
+
+
 def test_the_modes_with_scripts_look_different():
     modes = [mode for mode in tables.modes().values() if mode.scripts]
     assert len({look(mode.types("fprop")) for mode in modes}) == len(modes) == 10

@@ -64,14 +64,15 @@ def test_a_crashed_run_is_tried_once_more(sweep, folder):
 
 
 def test_a_run_that_fails_twice_is_told_and_stops_no_other(sweep):
-    body = 'if mode == "bf16": print("words"); sys.exit("mqo: RunError: out of steps")'
+    body = 'if mode == "bf16": print("words"); sys.exit("mqo: RunError: out of steps.")'
     entries, view = sweep(THREE, body, slots=1)
     failed = entries["llama32-1b_wikipedia_bf16"]
     assert (failed.state, failed.attempts) == ("failed", 2)
-    assert failed.reason == "RunError: out of steps"
+    assert failed.reason == "RunError: out of steps."
     assert [entry.state for entry in entries.values()].count("done") == 2
     told = [line for line in view.lines if line.startswith("failed")]
-    assert [line.endswith(failed.reason) for line in told] == [False, True]
+    endings = ["out of steps; it will be tried again", "out of steps"]
+    assert [line.partition("RunError: ")[2] for line in told] == endings
     # The others came before the second try.
     assert view.lines.index(told[1]) == len(view.lines) - 1
 
@@ -150,12 +151,15 @@ def test_an_ended_sweep_leaves_no_process_and_the_right_state(tmp_path, signum):
         folder, executor = SweepFolder(Path({str(tmp_path)!r})), local.Local([{{}}, {{}}])
         Pool(folder, asked, executor, Lines(Console())).run()
     """
-    sweep = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)])
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    sweep = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with pipe.open("rb", buffering=0) as reader:
         assert reader.read(1) + reader.read(1) == b"xx"
         sweep.send_signal(signum)
         assert reader.read(1) == b"", "a job lives on"
-    assert sweep.wait() != 0
+    said, _ = sweep.communicate()
+    assert sweep.returncode != 0
+    assert said.endswith("ended    0 of 4 done; the same command continues this sweep\n")
     states = [(entry.state, entry.reason) for entry in SweepFolder(tmp_path).read()]
     assert states == [("queued", "the sweep was ended")] * 2 + [("queued", "")] * 2
 

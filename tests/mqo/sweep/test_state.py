@@ -57,7 +57,8 @@ def test_a_run_with_other_settings_is_refused(folder):
         folder.entries(jobs(extra_flags=("--lr", "1")))
     assert str(caught.value) == (
         f"{folder.file} holds llama32-1b_wikipedia_bf16 with other settings. Expected: the same "
-        "training configuration, flags and quantizers as before. Give another folder with -o."
+        "training configuration, flags and quantizers as before. Give another folder with -o: "
+        "`mqo report` takes several folders."
     )
 
 

@@ -15,7 +15,7 @@ from mqo.errors import OutputError, PluginError
 from mqo.output import new_file, target_of
 from mqo.project import Project
 from mqo.quant.formats import source_types
-from mqo.quant.plugins import is_name
+from mqo.quant.plugins import NAMES, is_name
 from mqo.terminal import emit
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ def new(
     if path.suffix != ".py" or not is_name(name) or iskeyword(name) or name in source_types():
         raise OutputError(
             f"{target} is not named after a new quantizer",
-            expected="NAME.py, with lower-case letters, digits and _, beginning with a letter, and "
-            "no name of a type",
+            expected=f"NAME.py, where NAME is {NAMES}, and types such as nvfp4",
         )
     if path.exists():
         raise OutputError(f"{target} exists; nothing was written", expected="a new name")

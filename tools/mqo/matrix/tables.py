@@ -629,7 +629,8 @@ def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
     if name not in valid:
         names = [str(v) for v in valid if v is not None]
         short = patterns(names)
-        raise UnknownNameError(kind, str(name), short, help=types_text() if short != names else "")
+        types = f"{types_text()}; --plugin FILE and --formats FILE add yours"
+        raise UnknownNameError(kind, str(name), short, help=types if short != names else "")
 
 
 def check_gemms(name: str) -> Gemms:

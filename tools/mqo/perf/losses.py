@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def compare_losses(paths: Sequence[Path], baseline: str | None = None) -> Compar
             help="`mqo runs` lists the runs",
         )
     labels = _labels(sides)
-    base = _first(sides, paths[0]) if baseline is None else _named(sides, labels, baseline)
+    base = _first(kinds, runs, paths[0]) if baseline is None else _named(sides, labels, baseline)
     order = sorted(range(len(sides)), key=lambda i: i != base)
     validated = all(run.valid for side in sides for run in side)
     chosen = _sides([sides[i] for i in order], [labels[i] for i in order], validated)
@@ -112,12 +112,15 @@ def _labels(sides: Sequence[Sequence[Run]]) -> list[str]:
     ]
 
 
-def _first(sides: Sequence[Sequence[Run]], path: Path) -> int:
-    """Return the index of the side at the first path, the unquantized one if there are several."""
-    root = path.resolve()
-    below = [i for i, s in enumerate(sides) if any(r.folder.root.is_relative_to(root) for r in s)]
-    unquantized = [i for i in below if sides[i][0].variant == BASELINE]
-    return (*unquantized, *below, 0)[0]
+def _first(kinds: Iterable[tuple], runs: Iterable[Run], path: Path) -> int:
+    """Return the index of the kind at the first path, the unquantized one if there are several.
+
+    `runs` are all: the first path's may have been repeated at another one.
+    """
+    root, order = path.resolve(), list(kinds)
+    below = {_kind(run): run for run in runs if run.folder.root.is_relative_to(root)}
+    found = sorted(below, key=lambda kind: (below[kind].variant != BASELINE, order.index(kind)))
+    return order.index(found[0]) if found else 0
 
 
 def _named(sides: Sequence[Sequence[Run]], labels: Sequence[str], name: str) -> int:

@@ -81,7 +81,7 @@ def fake_quantize(
         >>> fake_quantize(x, QuantSpec("mxint8", rounding="stochastic"), seed=1).shape
         torch.Size([4])
     """
-    if isinstance(spec, str):
+    if not isinstance(spec, QuantSpec):
         check_choice("quant type", spec, tensor_types())
         spec = _DEFAULTS.get(spec) or QuantSpec(spec)
     if spec.quant_type == "none" and out is None:

@@ -124,7 +124,7 @@ def error_of(
     x: Tensor, spec: QuantSpec | str, *, axis: int, seed: int | None = None
 ) -> FormatError:
     """Return the error of `x` in one format; arguments and errors are those of `sqnr`."""
-    spec = QuantSpec(spec) if isinstance(spec, str) else spec
+    spec = spec if isinstance(spec, QuantSpec) else QuantSpec(spec)
     check_choice("format", spec.quant_type, (*FORMATS, *PLUGINS))
     x = x.detach()
     sums = measure(x, fake_quantize(x, spec, axis=axis, seed=seed), spec, axis)

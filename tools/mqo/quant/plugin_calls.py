@@ -12,7 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import FunctionType
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -205,8 +206,11 @@ def run_function(subject: str, function: Callable[..., Any], *arguments: Any) ->
             return function(*arguments)
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
-        own = [f for f in frames if f.filename == inspect.getfile(function)] or frames
+        file, code = inspect.getfile(function), cast(FunctionType, function).__code__
+        own = [frame.lineno for frame in frames if frame.filename == file]
+        # Without a frame of its own it was not entered, because it takes other arguments.
+        line = own[-1] if own else code.co_firstlineno
         raise QuantizerError(
-            f"{subject} failed on {context.describe()}, {list(x.shape)}, in line "
-            f"{own[-1].lineno} of {own[-1].filename}: {type(error).__name__}: {error}"
+            f"{subject} failed on {context.describe()}, {list(x.shape)}, in line {line} of {file}: "
+            f"{type(error).__name__}: {error}"
         ) from error

@@ -14,6 +14,7 @@ from torch import Tensor
 from mqo.quant.backend import DTYPES, fake_quantize
 from mqo.quant.comparison import Comparison, compare_formats
 from mqo.quant.formats import FORMATS, check_choice
+from mqo.quant.operand_table import OPERANDS
 from mqo.quant.plugin_calls import call
 from mqo.quant.plugin_context import CallSite, QuantizerError
 from mqo.quant.plugin_file import load_quantizers
@@ -27,6 +28,7 @@ from mqo.quant.tensor_amax import largest
 
 _SHAPES = ((48, 160), (3, 5), (1, 1), (0, 32), (4, 6, 40))
 _OPERAND = ("fprop", "linear", "x")
+_KEYS = [(site, "linear", operand) for site, operand in (o.split(".") for o in OPERANDS)]
 _BLOCKS = 64  # of a row
 _SEEDS = 256
 _LARGEST_Z = 5.0  # for a mean of many draws: by chance once in two million checks
@@ -66,12 +68,14 @@ class QuantizerReport:
 
     def __str__(self) -> str:
         lines = [f"quantizer {self.name}", *map(str, self.findings)]
-        lines += ["", f"{'SQNR in dB':17}" + "".join(f"{name:>15}" for name in self.comparisons)]
+        lines += ["", f"{'SQNR in dB':17}" + "".join(f"{name:>12}" for name in self.comparisons)]
         rows = zip(*(comparison.errors for comparison in self.comparisons.values()), strict=True)
         for row in rows:
-            cells = (f"{error.measurement.sqnr_db or 0.0:15.2f}" for error in row)
+            cells = (f"{error.measurement.sqnr_db or 0.0:12.2f}" for error in row)
             lines.append(f"{row[0].spec.quant_type:17}" + "".join(cells))
-        return "\n".join([*lines, "", f"{self.ms_per_mb:.1f} ms per MiB of float32"])
+        lines += ["", f"{self.ms_per_mb:.1f} ms per MiB of float32"]
+        failed = [finding.check for finding in self.findings if finding.fault]
+        return "\n".join([*lines, *(f"failed: {check}" for check in failed)])
 
 
 def check_file(file: Path) -> list[QuantizerReport]:
@@ -136,14 +140,19 @@ def _normal(*shape: int) -> Tensor:
 
 
 def _data(width: int) -> dict[str, Tensor]:
-    """Return samples of distributions, [256, width], and one with outlier channels."""
+    """Return samples, [256, width]: of distributions, with outlier channels, and of small values.
+
+    Scales of few exponents, such as E4M3, underflow for the last one if they are not relative to
+    the tensor's.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         normal = torch.randn(256, width)
         laplace = torch.distributions.Laplace(0.0, 1.0).sample(normal.shape)
         student = torch.distributions.StudentT(3.0).sample(normal.shape)
     outliers = normal * torch.where(torch.arange(width) % 64 == 0, 50.0, 1.0)
-    return {"N(0, 1)": normal, "Laplace": laplace, "t(3)": student, "outliers": outliers}
+    samples = {"N(0, 1)": normal, "Laplace": laplace, "t(3)": student, "outliers": outliers}
+    return samples | {"N(0, 1)/1e5": normal / 1e5}
 
 
 def _rounded(plugin: Plugin, x: Tensor, tile: str = "row", seed: int = 1) -> Tensor:
@@ -179,8 +188,9 @@ def _shapes_and_dtypes(plugin: Plugin) -> str:
 
 def _zeros(plugin: Plugin) -> str:
     for tile in _tiles(plugin):
-        if not _rounded(plugin, torch.zeros(32, _width(plugin, 64)), tile).eq(0).all():
-            return f"not with {tile} tiles"
+        result = _rounded(plugin, torch.zeros(32, _width(plugin, 64)), tile)
+        if (others := result[result != 0]).numel():
+            return f"{others[0].item():g} with {tile} tiles"
     return ""
 
 
@@ -198,6 +208,15 @@ def _not_finite(plugin: Plugin) -> str:
     with torch.inference_mode():
         _rounded(plugin, x)
     return ""
+
+
+def _rounds(plugin: Plugin) -> str:
+    x, seed = _normal(48, _width(plugin, 160)), 1 if plugin.stochastic else None
+    for key in (("", "", ""), *_KEYS):  # it may round only some operands
+        terms = call(x, QuantSpec(plugin.name), 1, seed, None, CallSite(key)).terms
+        if not torch.stack([term.tensor * term.alpha for term in terms]).sum(0).equal(x):
+            return ""
+    return "no operand changes"
 
 
 def _repeated(plugin: Plugin) -> str:
@@ -289,6 +308,7 @@ def _gradients(plugin: Plugin) -> str | None:
 
 _CHECKS: dict[str, Callable[[Plugin], str | None]] = {
     "shapes and dtypes stay": _shapes_and_dtypes,
+    "normal numbers are rounded": _rounds,
     "zeros stay zero": _zeros,
     "finite values stay finite, from 1e-40 to 1e30": _extremes,
     "NaN and Inf raise no error": _not_finite,

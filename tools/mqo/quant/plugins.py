@@ -30,6 +30,9 @@ _BLOCKS = range(1, 4097)
 _TERMS = range(1, 5)
 # Words that mean something else where a type is expected.
 _RESERVED = ("all", "bf16", "fp16", "fp32", "none", "source", "then", "until")
+NAMES = "lower-case letters, digits and _, beginning with a letter, other than " + ", ".join(
+    _RESERVED
+)
 MOST_VALUES = 1024  # of a state
 _CODE = ("name", "function", "update", "estimate")  # fields that are not declared
 
@@ -79,14 +82,11 @@ class Plugin:
     # The attributes of `Format` that specs and plots read.
     is_mx = False
     scale_rules = ()
-    light = "#808080"
+    light = "#8a3fc0"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not is_name(self.name):
-            raise ValueError(
-                f"invalid name {self.name!r} of a quantizer; valid: lower-case letters, digits and "
-                "_, beginning with a letter"
-            )
+            raise ValueError(f"invalid name {self.name!r} of a quantizer; valid: {NAMES}")
         if self.block is not None and (type(self.block) is not int or self.block not in _BLOCKS):
             raise ValueError(f"invalid block {self.block!r} of {self.name}; valid: 1 to 4096")
         for name in (f.name for f in fields(self) if f.type == "bool"):

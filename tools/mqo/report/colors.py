@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from mqo.matrix.tables import ATTENTION_SITES
 from mqo.quant import formats
+from mqo.quant.plugins import Plugin
 
 # Colors of families other than formats: a name, and the colors on light and dark pages.
 _OTHERS = {
     "none": ("black, on dark pages white", "#1c2127", "#e9edf2"),
-    "mixed": ("purple", "#8a3fc0", "#c592ff"),
+    "mixed": ("purple", Plugin.light, "#c592ff"),  # also custom quantizers
 }
 # (quantized linear layers, QK, PV) -> plotly's name of the dash.
 _DASHES = {
@@ -95,9 +96,14 @@ class Look:
 
 def family(types: Mapping[str, str]) -> str:
     """Return the color family of a run with these types: a format, 'mixed', or 'none'."""
-    used = {kind for kind in types.values() if kind != "none"}
-    name = next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
+    name = _name(types)
     return name if name in colors() else "mixed"
+
+
+def _name(types: Mapping[str, str]) -> str:
+    """Return the only type, also a custom quantizer, 'mixed', or 'none'."""
+    used = {kind for kind in types.values() if kind != "none"}
+    return next(iter(used)) if len(used) == 1 else "mixed" if used else "none"
 
 
 def look(types: Mapping[str, str]) -> Look:
@@ -110,8 +116,9 @@ def look(types: Mapping[str, str]) -> Look:
 
 def legend(types: Sequence[Mapping[str, str]]) -> tuple[str, str]:
     """Return the meaning of these runs' colors and of their dashes."""
-    families = sorted({family(run_types) for run_types in types} - {"none"})
-    named = [f"{name} {colors()[name].name}" for name in families]
+    families = {_name(run_types): family(run_types) for run_types in types}
+    rows = sorted(families.items())
+    named = [f"{name} {colors()[row].name}" for name, row in rows if name != "none"]
     dashes = {look(run_types).dash for run_types in types if family(run_types) != "none"}
     lines = [text for dash, text in SITES_OF.items() if dash in dashes]
     return "; ".join((*named, f"unquantized {colors()['none'].name}")), "; ".join(lines)

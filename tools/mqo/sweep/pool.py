@@ -14,7 +14,7 @@ from mqo.sweep.configs import Job
 from mqo.sweep.local import Child, Local, log_of
 from mqo.sweep.slurm import Slurm, Submitted
 from mqo.sweep.state import Entry, SweepFolder
-from mqo.sweep.table import View
+from mqo.sweep.table import View, counts
 from mqo.terminal import last_error
 from mqo.untrusted import Limit, UntrustedFileError, read_text
 
@@ -118,7 +118,7 @@ class Pool:
         if again:
             self.queue.append(ended.job)
         more = "; it will be tried again" if again else ""
-        self.view.say(f"failed   {ended.job.name}: {reason}{more}")
+        self.view.say(f"failed   {ended.job.name}: {reason.rstrip('.')}{more}")
 
     def _set(self, job: Job, **changes: Any) -> None:
         self.entries[job.name] = replace(self.entries[job.name], **changes)
@@ -138,6 +138,8 @@ class Pool:
                 self._set(running.job, state="queued", reason="the sweep was ended")
             for running in self.running:
                 running.handle.end()
+        done = counts(list(self.entries.values()))
+        self.view.say(f"ended    {done}; the same command continues this sweep")
 
 
 def reason_of(run: RunFolder, code: int) -> str:

@@ -133,7 +133,7 @@ class SweepFolder:
                 raise MqoError(
                     f"{self.file} holds {entry.name} with other settings",
                     expected="the same training configuration, flags and quantizers as before",
-                    help="Give another folder with -o",
+                    help="Give another folder with -o: `mqo report` takes several folders",
                 )
 
     def _has_settings(self, entry: Entry, job: Job) -> bool:

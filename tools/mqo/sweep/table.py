@@ -46,8 +46,8 @@ class LiveTable:
         self.live, self.labels = live, labels
 
     def say(self, text: str) -> None:
-        """Print failures above the table, which shows everything else."""
-        if text.startswith("failed"):
+        """Print failures and an early end above the table, which shows everything else."""
+        if text.startswith(("failed", "ended")):
             _print(self.live.console, text)
 
     def show(self, entries: Sequence[Entry], running: dict[str, Progress]) -> None:
