@@ -1,12 +1,14 @@
-"""The page on custom quantizers: its functions run, and pass their checks."""
+"""The page on custom quantizers: its functions and that of README run, and pass their checks."""
 
 import re
 
 from mqo.project import Project
 from mqo.quant.plugin_check import check_file
 
-PAGE = Project.here().root / "docs/quantizers.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.S | re.M)
+ROOT = Project.here().root
+PAGES = [ROOT / "README.md", ROOT / "docs/quantizers.md"]
+TEXT = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", TEXT, re.S | re.M)
 
 
 def test_the_quantizers_of_the_page_pass_their_checks(tmp_path):

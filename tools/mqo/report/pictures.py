@@ -153,7 +153,9 @@ def forest(
             ends = [100 * evidence.low, 100 * evidence.high]
             axes.plot(ends, [position, position], color=gap.look.light, linewidth=2)
         marker = gap.look.symbol.matplotlib
-        axes.plot([100 * evidence.mean], [position], marker=marker, color=gap.look.light)
+        # The white edge keeps the marker's shape apart from the line.
+        style = {"color": gap.look.light, "markersize": 9, "markeredgecolor": "white"}
+        axes.plot([100 * evidence.mean], [position], marker=marker, **style)
     axes.axvline(0, color="grey", linewidth=0.8)
     axes.set_yticks(range(len(gaps)), labels, fontsize=8)
     axes.set_ylim(len(gaps) - 0.5, -0.5)  # the first row on top
