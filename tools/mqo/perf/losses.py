@@ -119,8 +119,11 @@ def _first(kinds: Iterable[tuple], runs: Iterable[Run], path: Path) -> int:
     """
     root, order = path.resolve(), list(kinds)
     below = {_kind(run): run for run in runs if run.folder.root.is_relative_to(root)}
-    found = sorted(below, key=lambda kind: (below[kind].variant != BASELINE, order.index(kind)))
-    return order.index(found[0]) if found else 0
+    if not below:
+        return 0
+    # False sorts first.
+    rank = {kind: (run.variant != BASELINE, order.index(kind)) for kind, run in below.items()}
+    return order.index(min(rank, key=rank.__getitem__))
 
 
 def _named(sides: Sequence[Sequence[Run]], labels: Sequence[str], name: str) -> int:
