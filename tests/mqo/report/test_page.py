@@ -313,6 +313,14 @@ def test_a_difference_that_was_not_seen_says_what_would_have_been():
     assert unseen(sure) == unseen(single) == unseen(None) == ""
 
 
+def test_a_correction_is_named_where_an_interval_alone_says_otherwise():
+    alone = (0.006, 0.008, 0.0105)
+    corrected, *_ = evidence([alone, (0.1, -0.1, 0.02), (0.1, -0.1, -0.02)])
+    assert corrected.low > 0
+    assert unseen(corrected).startswith("no difference seen after Holm correction; 3 seeds")
+    assert unseen(evidence([alone])[0]) == ""
+
+
 def test_a_forest_plot_goes_by_format_then_by_gap(runs):
     for mode, loss in {"linear_mxfp8": 6.1, "mxfp4": 6.1, "linear_mxfp4": 6.2}.items():
         runs(mode, mode, loss=loss)

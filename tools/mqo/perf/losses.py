@@ -250,6 +250,7 @@ def _side_lines(side: Side, width: int) -> Iterator[str]:
     indent = " " * 6
     if side.gap and side.gap.smallest is not None:
         seen = "a difference is seen" if side.gap.seen else "no difference is seen"
+        seen += side.gap.correction
         count = len(side.gap.values)
         words = f"{seen}; {count} seeds would detect a gap of {side.gap.smallest:.2%}"
         yield from wrapped(words, indent)

@@ -44,6 +44,12 @@ class Evidence:
         """Return whether the gap is significant after Holm correction; None if unknown."""
         return None if self.adjusted is None else self.adjusted < 1 - LEVEL
 
+    @property
+    def correction(self) -> str:
+        """Return why the gap is not seen although its interval is on one side of zero, or ''."""
+        alone = self.p is not None and self.p < 1 - LEVEL
+        return " after Holm correction" if alone and not self.seen else ""
+
 
 def evidence(gaps: Sequence[Sequence[float] | None]) -> list[Evidence | None]:
     """Return the evidence of each variant of one comparison; None for a variant without gaps."""

@@ -253,7 +253,8 @@ def unseen(gap: Evidence | None, digits: int = 2) -> str:
     if gap is None or gap.seen is not False or gap.smallest is None:
         return ""
     count = len(gap.values)
-    return f"no difference seen; {count} seeds would detect {gap.smallest:.{digits}%}"
+    words = f"no difference seen{gap.correction}"
+    return f"{words}; {count} seeds would detect {gap.smallest:.{digits}%}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
