@@ -31,7 +31,7 @@ from mqo.quant.backend import DTYPES, MODULES, implementations, is_traced, tenso
 from mqo.quant.formats import check_choice, check_seed
 from mqo.quant.spec import Hadamard
 from mqo.quant.stochastic import RANDOM_BITS, draws, signed
-from mqo.quant.strides import is_dense, memory_order
+from mqo.quant.strides import is_dense, memory_order, permute_back
 from mqo.quant.tensor_amax import largest
 
 # NVIDIA's for the wgrad of NVFP4: arXiv 2509.25149, and Transformer Engine.
@@ -169,8 +169,7 @@ def _check_target(
 def _empty(x: Tensor, shape: list[int]) -> Tensor:
     """Return a new tensor whose axes have the same order in memory as those of `x`."""
     order = memory_order(x) if is_dense(x) else range(x.dim())
-    y = x.new_empty([shape[i] for i in order])
-    return y.permute([order.index(i) for i in range(x.dim())])
+    return permute_back(x.new_empty([shape[i] for i in order]), order)
 
 
 # -- implementations -------------------------------------------------------------------------------

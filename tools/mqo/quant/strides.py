@@ -1,5 +1,7 @@
 """The memory layout of a tensor."""
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 
@@ -9,6 +11,11 @@ def memory_order(x: Tensor) -> list[int]:
     if x.is_contiguous():  # axes of one element can have any stride
         return list(axes)
     return sorted(axes, key=lambda i: x.stride(i), reverse=True)
+
+
+def permute_back(x: Tensor, order: Sequence[int]) -> Tensor:
+    """Undo `permute(order)`."""
+    return x.permute([order.index(axis) for axis in range(x.dim())])
 
 
 def is_dense(x: Tensor) -> bool:

@@ -18,7 +18,7 @@ from mqo.quant.cpu.steps import TILE
 from mqo.quant.cpu.threads import launch
 from mqo.quant.hadamard import factor_of, signs_of
 from mqo.quant.spec import Hadamard
-from mqo.quant.strides import is_dense, memory_order
+from mqo.quant.strides import is_dense, memory_order, permute_back
 
 # Columns of larger results bypass the caches. A cache reads each line before it is overwritten, and
 # has few slots for rows that are a power of two apart, which would double the time.
@@ -46,7 +46,7 @@ def transform(
     target = result
     if result.dtype != x.dtype or not result.permute(order).is_contiguous():
         target = torch.empty([out.shape[i] for i in order], dtype=x.dtype)
-        target = target.permute([order.index(i) for i in range(x.dim())])
+        target = permute_back(target, order)
     pattern = _dense(x, target, hadamard, axis, factor_of(hadamard), seed)
     if target is not result:
         result.copy_(target)
