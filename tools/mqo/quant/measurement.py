@@ -50,7 +50,7 @@ def measure(
     `quantized` is the result of `fake_quantize(original, spec, axis, amax=amax)`.
     """
     if spec.plugin is None:
-        moved = original.movedim(axis, -1) if original.dim() and spec.block else original
+        moved = original.movedim(axis, -1) if spec.block else original
         scales = scales_of(moved, spec, amax)
         saturated, histogram = _saturated(moved, spec, scales), _histogram(scales, spec)
     else:  # its scales are not known
@@ -77,7 +77,7 @@ def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
     """Count the magnitudes beyond the largest finite value under their scale."""
     limit = spec.format.element.max_value
     runs, encode = x.float(), scales.encode.float()
-    if scales.run is not None and x.dim():
+    if scales.run is not None:
         runs, encode = blocks_of(runs, scales.run), encode.unsqueeze(-1)
     # A block without a scale does not count as saturated: comparisons with NaN are false.
     return torch.count_nonzero((runs * encode).abs_() > limit)
