@@ -137,7 +137,7 @@ REASONS = {
         f"{R}isolated.py::_restrict x2",
         f"{R}isolated.py::available_memory x2",
         f"{R}isolated.py::machine_memory",
-        f"{R}packages.py::_listed_files",
+        f"{R}packages.py::_is_loaded",
         f"{R}packages.py::_loaded_files",
         f"{R}packages.py::_module_names",
         f"{T}data/mix.py::_dictionary x2",

@@ -71,5 +71,5 @@ def loaded_packages(run: RunFolder) -> dict[str, str] | None:
 
 def packages() -> dict[str, str]:
     """Return {name: version} of the installed packages."""
-    versions = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    return dict(sorted(versions.items()))
+    about = [distribution.metadata for distribution in importlib.metadata.distributions()]
+    return dict(sorted((of["Name"], of["Version"]) for of in about))

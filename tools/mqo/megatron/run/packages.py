@@ -2,8 +2,8 @@
 
 import csv
 import json
+import os
 import sys
-from collections.abc import Iterator
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
 
@@ -29,31 +29,35 @@ def loaded_packages() -> dict[str, str]:
     modules = {name.partition(".")[0] for name in sys.modules}
     versions: dict[str, str] = {}
     for distribution in distributions():
-        listed = set(_listed_files(distribution))
-        loaded = listed & files if listed else set(_module_names(distribution)) & modules
-        if loaded and distribution.metadata["Name"] != "mqo":
-            versions.setdefault(
-                distribution.metadata["Name"], distribution.version
-            )  # the first on the path is imported
+        if _is_loaded(distribution, files, modules):
+            about = distribution.metadata
+            versions.setdefault(about["Name"], about["Version"])  # the path's first is imported
+    versions.pop("mqo", None)
     return dict(sorted(versions.items()))
 
 
+def _is_loaded(distribution: Distribution, files: set[str], modules: set[str]) -> bool:
+    """Return whether one of its files is loaded; if it lists none, one of its modules."""
+    root, lists_files = os.path.realpath(str(distribution.locate_file(""))), False
+    for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
+        if row and (row[0].endswith(".py") or ".so" in row[0]):
+            lists_files = True
+            if f"{root}/{row[0]}" in files:
+                return True
+    return not lists_files and not modules.isdisjoint(_module_names(distribution))
+
+
 def _loaded_files() -> set[str]:
-    """Return the resolved paths of the modules and shared libraries of this process."""
+    """Return the paths of this process's modules and shared libraries, in resolved folders."""
     paths = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     maps = Path("/proc/self/maps")
     if maps.exists():
         fields = (line.split(maxsplit=5) for line in maps.read_text().splitlines())
         paths |= {parts[5] for parts in fields if len(parts) == 6 and ".so" in parts[5]}
-    return {str(Path(path).resolve()) for path in paths if path}
-
-
-def _listed_files(distribution: Distribution) -> Iterator[str]:
-    """Yield the absolute paths of the Python files and libraries in its RECORD."""
-    root = Path(str(distribution.locate_file(""))).resolve()
-    for row in csv.reader((distribution.read_text("RECORD") or "").splitlines()):
-        if row and (row[0].endswith(".py") or ".so" in row[0]):
-            yield str(root / row[0])
+    names = [os.path.split(path) for path in paths if path]
+    # Thousands of files are in some hundred folders.
+    folders = {folder: os.path.realpath(folder) for folder, _ in names}
+    return {f"{folders[folder]}/{name}" for folder, name in names}
 
 
 def _module_names(distribution: Distribution) -> list[str]:
