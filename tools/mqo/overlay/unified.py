@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+from functools import lru_cache
 
 
+@lru_cache(1024)  # the runs of a sweep differ in a few files
 def unified(path: str, before: bytes | None, after: bytes | None) -> bytes:
     """Return a unified diff that `git apply` takes; empty if nothing differs.
 
