@@ -1,5 +1,6 @@
 """What tests of several folders share: the vendored tree, for reading only, and a browser."""
 
+import os
 import shutil
 import signal
 from pathlib import Path
@@ -48,6 +49,14 @@ def _no_formats_of_the_users(tmp_path_factory):
     """The formats in a developer's ~/.config/mqo are no types of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _without_sync():
+    """Syncing helps against power cuts, not kills, and disks are slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
         yield
 
 

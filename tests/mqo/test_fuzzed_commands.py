@@ -28,7 +28,7 @@ from mqo.track import session
 from .conftest import FILES, MiniProject, make_mini
 from .damage import BEGUN, remove, stop, undo
 from .launch import test_convert as conversions
-from .overlay.conftest import wheel, without_sync  # noqa: F401  (for all tests here)
+from .overlay.conftest import wheel
 from .overlay.quant_types import lookalike
 from .overlay.test_tables import PIN, WHEEL
 from .report.conftest import make_run

@@ -37,14 +37,6 @@ def wheel(files, *, record=None, extra=()):
     return content.getvalue()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def without_sync():
-    """Syncing helps against power cuts, not kills; small trees do without: disks are slow."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda handle: None)
-        yield
-
-
 @pytest.fixture
 def plain_git(monkeypatch):
     """Git without the user's configuration; skips where there is none."""

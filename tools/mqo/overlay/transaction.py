@@ -121,8 +121,9 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
     """Yield a folder to fill, which becomes `target` if the block succeeds and is removed if not.
 
     The caller holds the lock of the tree at `root`. If that tree is read-only, no note is made, and
-    a kill leaves the unfinished folder. OverlayError if `target` exists or cannot be written,
-    DiskFullError if its disk or that of the tree is full.
+    a kill leaves the unfinished folder. Nothing is synced, since the folder can be made again after
+    a power cut. OverlayError if `target` exists or cannot be written, DiskFullError if its disk or
+    that of the tree is full.
     """
     target = target_of(target)
     if target.exists():
@@ -139,14 +140,8 @@ def building(root: Path, target: Path, *, command: str) -> Iterator[Path]:
             step("building")
             folder.mkdir(parents=True)
             yield folder
-            _sync_tree(folder)
             step("built")
             folder.rename(target)
-            try:
-                _sync(target.parent)
-            except OSError:
-                remove_tree(target)
-                raise
         finally:
             _settle_building(note)
             if is_noted:
