@@ -325,8 +325,10 @@ def take_over(products: Products) -> None:
     sys.path.insert(0, str(ROOT))
     import preflight  # noqa: F401  (checks where megatron comes from)
     from mqo.megatron import device
+    from mqo.megatron.run.start import quicken_sources
     from mqo.quant import gemms
 
+    quicken_sources()
     vars(gemms).update(gemm_operands=products.operands)
     meta = torch.device("meta")
     vars(device.accelerator)["current_device"] = lambda: meta

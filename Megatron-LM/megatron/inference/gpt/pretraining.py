@@ -14,6 +14,7 @@ import mqo.megatron.run.start
 import torch
 
 mqo.megatron.run.start.compile_late()  # before megatron.core is imported
+mqo.megatron.run.start.quicken_sources()
 
 from megatron.core.rerun_state_machine import RerunMode, get_rerun_state_machine
 from megatron.core.utils import get_attr_wrapped_model
@@ -96,8 +97,7 @@ def main(
     `program_start` is the time in seconds at which the program started, `step` its forward step.
     """
     set_startup_timestamps(program_start=program_start, main_entry=time.time())
-    with mqo.megatron.run.start.quick_sources():
-        args = releases.parse(extra_args)
+    args = releases.parse(extra_args)
     gc.enable()
     check_documents(args)
     with mqo.megatron.hooks.recorded(get_tensorboard_writer()):

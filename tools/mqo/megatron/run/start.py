@@ -4,8 +4,7 @@ import ast
 import functools
 import inspect
 import linecache
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,17 +36,12 @@ def _late(model: Callable | None = None, **options: Any) -> Callable:
     return compiled
 
 
-@contextmanager
-def quick_sources() -> Iterator[None]:
+def quicken_sources() -> None:
     """Make inspect.getsource parse a file once instead of once per class.
 
-    Upstream reads the sources of thirty classes, whose docstrings are the help of its options.
+    Upstream's parser of flags reads the sources of thirty classes, whose docstrings are its help.
     """
     inspect.getsource = source_of  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        inspect.getsource = _getsource
 
 
 def source_of(thing: Any) -> str:
