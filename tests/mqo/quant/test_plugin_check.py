@@ -35,6 +35,15 @@ def test_four_over_six_passes_and_has_a_table():
     assert report.ms_per_mb > 0
 
 
+EXAMPLES = sorted(path.stem for path in (ROOT / "tools/mqo/quant/recipes").glob("*.py"))
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_each_example_passes(name):
+    runpy.run_path(str(ROOT / f"tools/mqo/quant/recipes/{name}.py"))
+    assert faults_of(name) == set()
+
+
 def test_only_sizes_that_a_quantizer_accepts_are_tried():
     @quantizer("integers", stochastic=True, block=8, multiple=24, estimator=True)
     def quantize(x, context):
