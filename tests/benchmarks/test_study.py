@@ -244,11 +244,12 @@ def test_what_the_documents_say_is_in_the_table(study_module, table):
     plan = tomllib.loads((STUDY / "arms.toml").read_text())
     known = set()
     predictions = study_module("predict").predictions
-    for key, losses in table.read(STUDY / "runs.csv").items():
+    tables = table.read(STUDY / "runs.csv")
+    for key, losses in tables.items():
         if table.BASELINE not in losses.last:
             continue
         losses.take_incomplete(table.planned(plan, key))
-        for predictor in predictions(losses, {}):
+        for predictor in predictions(losses, table.noise_of(tables, key)):
             known.add((predictor.rho, predictor.low, predictor.high))
         pairs = [(arm, table.BASELINE) for arm in losses.last if arm != table.BASELINE]
         pairs += [pair for question in plan["questions"] for pair in table.pairs_of(question)]
@@ -262,6 +263,27 @@ def test_what_the_documents_say_is_in_the_table(study_module, table):
         assert len(quoted) > 5
         for said in quoted:
             assert any(said == pytest.approx(one, abs=0.0051) for one in known), said
+
+
+WITH_P = re.compile(QUOTED.pattern + r";\sp = (\d\.\d+)")
+ROW = re.compile(r"\| (\S+) to (\S+) \| (\S+)% \| \S+ \| (\d\.\d{3}) \|")
+
+
+def test_each_p_in_the_documents_is_one_of_its_gap():
+    """Of some table: Holm's correction depends on the question."""
+    rows = [tuple(map(float, row)) for row in ROW.findall((STUDY / "results.md").read_text())]
+    quoted = WITH_P.findall((STUDY / "README.md").read_text())
+    assert len(quoted) > 10
+    for *gap, p in quoted:
+        mean, low, high = map(float, gap)
+        ours = {
+            f"{row_p:.{len(p) - 2}f}"
+            for row_low, row_high, row_mean, row_p in rows
+            # The row's interval is in nats, and the unquantized losses are near 5.6.
+            if row_mean == mean
+            and 100 * (row_high - row_low) / (high - low) == pytest.approx(5.6, abs=0.4)
+        }
+        assert p in ours, (gap, p, ours)
 
 
 def test_the_committed_tables_are_those_of_the_committed_runs(table, capsys):
