@@ -5,6 +5,8 @@ import json
 import pytest
 from mqo.errors import MqoError, RunError
 from mqo.launch.config import Cluster, Quantization, Recording, RunConfig, resolve
+from mqo.project import Project
+from mqo.recipes import recipe as recipes
 from mqo.runs import RunFolder, checkpoints_of
 
 
@@ -78,3 +80,29 @@ def test_what_nobody_chose_is_not_kept():
     assert resolve("llama32-1b", "wikipedia", "bf16", "standard").recording.options == {
         "keep_checkpoints": 3
     }
+
+
+VERSION_02 = json.loads(
+    (Project.here().root / "tests/vectors/configurations-0.2.0.json").read_text()
+)
+
+
+@pytest.mark.parametrize("row", VERSION_02, ids=lambda row: row["cell"]["quantization"]["mode"])
+def test_runs_of_version_02_have_the_settings_of_the_same_command_today(row, run):
+    run.config.write_text(json.dumps(row["cell"]))
+    named = dict(row["resolve"])
+    if "recipe" in named:
+        named["recipe"] = recipes.read(named["recipe"])
+    positions = [named.pop(name) for name in ("model", "dataset", "mode", "training")]
+    today = resolve(*positions, extra_flags=("--seed", "2"), **named)
+    assert RunConfig.read(run).settings() == today.settings()
+
+
+def test_words_of_a_recipe_are_no_settings_and_its_rules_are():
+    recipe = recipes.read("nvfp4")
+    named = ("llama32-1b", "wikipedia", "bf16", "tiny")
+    settings, reworded, other = (
+        resolve(*named, recipe=recipe.model_copy(update=update)).settings()
+        for update in ({}, {"summary": "new", "published": "new"}, {"rules": ()})
+    )
+    assert settings == reworded != other

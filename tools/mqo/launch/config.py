@@ -25,7 +25,7 @@ from mqo.launch.user_paths import absolute_paths
 from mqo.matrix import layer_pattern, tables
 from mqo.matrix.tables import NONE, AttentionGemms, Dataset, Dtype, Gemms, Mode, Model, Training
 from mqo.quant.own_formats import FormatRow
-from mqo.quant.recipe import Recipe
+from mqo.quant.recipe import DESCRIPTION, Recipe
 from mqo.run_records import damaged
 from mqo.runs import RunFolder
 
@@ -254,6 +254,16 @@ class RunConfig(_Section):
         """Return a copy with these flags of a layout."""
         placement = self.placement.model_copy(update={"layout": tuple(flags)})
         return self.model_copy(update={"placement": placement})
+
+    def settings(self) -> dict[str, Any]:
+        """Return all fields as JSON, without what only describes a recipe.
+
+        Runs of earlier versions have the defaults of later fields, and later words do not count.
+        """
+        fields = self.model_dump(mode="json")
+        for key in DESCRIPTION if self.quantization.recipe else ():
+            del fields["quantization"]["recipe"][key]
+        return fields
 
     def using(self, types: Mapping[str, str]) -> RunConfig:
         """Return a copy without the user's formats that a run with these types does not use."""

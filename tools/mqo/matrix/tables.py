@@ -294,13 +294,12 @@ class Model(Shape, NamedRow):
     """A published model, or the user's own if `published_as` is None.
 
     `parameters` is the total of the built model. `train_sequence` is the longest training sequence
-    of the training configurations, in tokens. `scripts` says that the model has scripts.
+    of the training configurations, in tokens.
     """
 
     published_as: str | None
     parameters: int
     train_sequence: int
-    scripts: bool = False
 
     def shrunk(self, width: int, depth: int) -> Self:
         """Return the model `width` times narrower and `depth` times shallower.
@@ -480,6 +479,8 @@ class Training(NamedRow):
 
 PickedT = TypeVar("PickedT")
 RowT = TypeVar("RowT", bound=NamedRow)
+# Those with scripts. No run depends on it.
+SCRIPT_MODELS = ("llama32-1b", "llama31-8b", "deepseek2_lite")
 SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scripts))
 
 
@@ -491,7 +492,7 @@ def models() -> dict[str, Model]:
 
 def script_models() -> dict[str, Model]:
     """Return the models with scripts, by name."""
-    return {name: model for name, model in models().items() if model.scripts}
+    return {name: models()[name] for name in SCRIPT_MODELS}
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError, UnknownNameError
+from mqo.launch.config import RunConfig
 from mqo.perf.ratio import quartiles
 from mqo.perf.verdicts import Quartiles
 from mqo.report.collect import Run, collect
@@ -186,7 +187,7 @@ def _step_gaps(run: Run, base: Run) -> list[float]:
 
 
 def differences(base: Run, run: Run) -> dict[str, tuple[Value | None, Value | None]]:
-    """Return {field of cell.json: (its values in `base` and `run`)}, without seeds."""
+    """Return {field of a configuration: (its values in `base` and `run`)}, without seeds."""
     first, second = (_fields(each) for each in (base, run))
     names = [*first, *(name for name in second if name not in first)]
     return {
@@ -197,7 +198,7 @@ def differences(base: Run, run: Run) -> dict[str, tuple[Value | None, Value | No
 
 
 def _fields(run: Run) -> dict[str, Value]:
-    config = run.folder.read_config()
+    config = RunConfig.read(run.folder).settings()
     words = list(config["experiment"].get("extra_flags") or [])
     while _SEED in words:
         at = words.index(_SEED)

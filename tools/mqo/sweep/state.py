@@ -142,8 +142,8 @@ class SweepFolder:
         run = self.run_of(entry)
         if not run.config.exists():
             return False
-        was = RunConfig.read(run)
-        return was.with_layout(()) == job.config.with_layout(())
+        was, now = (config.with_layout(()) for config in (RunConfig.read(run), job.config))
+        return was.settings() == now.settings()
 
     def _seen(self, entry: Entry) -> Entry:
         if entry.run is None or entry.state == "failed":
