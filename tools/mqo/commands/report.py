@@ -10,6 +10,8 @@ import typer
 from mqo.output import target_of
 from mqo.project import Project
 
+_LISTED = 8  # runs that are left out
+
 
 def report(
     runs: Annotated[
@@ -33,7 +35,7 @@ def report(
     from mqo.report.collect import collect, named_paths
     from mqo.report.compare import compare
     from mqo.report.folder import PAGE, write
-    from mqo.report.lines import summary
+    from mqo.report.lines import summary, wrapped
 
     target_of(out)  # before the runs are read
     folder = Project.here().runs
@@ -43,6 +45,8 @@ def report(
     write(groups, left_out, out, latex=latex)
     for line in (line for group in groups for line in summary(group)):
         print(line)
-    if left_out:
-        print(f"left out, with reasons on the page: {len(left_out)}")
+    for other in left_out[:_LISTED]:
+        print("\n".join(wrapped(f"left out: {other}", "")))
+    if len(left_out) > _LISTED:
+        print(f"left out, with reasons on the page: {len(left_out) - _LISTED} more")
     print(f"{out / PAGE} ({(out / PAGE).stat().st_size / 2**20:.1f} MiB)")

@@ -68,7 +68,7 @@ def compare_losses(paths: Sequence[Path], baseline: str | None = None) -> Compar
         MqoError: fewer than two sides have a result, or no side has the baseline's name.
     """
     runs, left_out = collect(paths)
-    notes = [f"{other.name}: {other.what}; {other.reason}" for other in left_out]
+    notes = list(map(str, left_out))
     kinds: dict[tuple, dict[str, Run]] = {}
     for run in runs:
         seeds = kinds.setdefault(_kind(run), {})

@@ -175,6 +175,9 @@ class LeftOut:
     what: str
     reason: str
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.what}; {self.reason}"
+
 
 def named_paths(names: Iterable[Path], runs: Path) -> list[Path]:
     """Return paths of runs or of folders of runs; each may be a name in the folder `runs`."""
