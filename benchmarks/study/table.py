@@ -45,6 +45,7 @@ class Losses:
     curve: dict[str, dict[int, list]] = field(default_factory=lambda: defaultdict(dict))
     sqnr: dict[str, dict[str, float]] = field(default_factory=dict)
     noise_ratio: dict[str, float] = field(default_factory=dict)  # gradient to noise, last seed
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of all seeds
 
     def paired(self, arm: str, than: str) -> list[float]:
         """Return the gaps of `arm` to `than`, one per seed that both have."""
@@ -96,6 +97,7 @@ def main() -> None:
                     text += f"\n\n![{question['ask']}](answers/{question['name']}.png)"
                 power = f" Power: {question['power']}." if "power" in question else ""
                 published = f"Published: {question['published']}.{power}"
+                published += f" The runs took {hours(losses, question):.1f} core hours."
                 print(f"\n### {question['ask']}\n\n{published}\n\n{text}")
         if len(losses.sqnr) >= LEAST_ARMS:
             print(f"\n### Does the gap close with the schedule?\n\n{closing(losses, arms)}")
@@ -116,6 +118,12 @@ def pairs_of(question: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the pairs of arms of a question; of a published order, neighbors, worst first."""
     pairs = question.get("pairs") or itertools.pairwise(reversed(question["order"]))
     return [(arm, than) for arm, than in pairs]
+
+
+def hours(losses: Losses, question: Mapping[str, Any]) -> float:
+    """Return the hours of a question's runs; questions share arms."""
+    arms = {arm for pair in pairs_of(question) for arm in pair}
+    return sum(losses.seconds[arm] for arm in arms) / 3600
 
 
 def planned(plan: Mapping[str, Any], key: Key) -> dict[str, set[int]]:
@@ -177,6 +185,7 @@ def read(path: Path) -> dict[Key, Losses]:
         for row in csv.DictReader(file):
             losses = losses_by_key[row["model"], row["size"], int(row["steps"])]
             seed = int(row["seed"])
+            losses.seconds[row["arm"]] += float(row["seconds"])
             losses.last[row["arm"]][seed] = float(row["validation"])
             losses.curve[row["arm"]][seed] = json.loads(row["curve"])
             if measured := json.loads(row["sqnr"] or "{}"):
