@@ -71,5 +71,5 @@ def loaded_packages(run: RunFolder) -> dict[str, str] | None:
 
 def packages() -> dict[str, str]:
     """Return {name: version} of the installed packages."""
-    about = [distribution.metadata for distribution in importlib.metadata.distributions()]
-    return dict(sorted((of["Name"], of["Version"]) for of in about))
+    read = (distribution.metadata for distribution in importlib.metadata.distributions())
+    return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in read))
