@@ -11,10 +11,13 @@ from torch import Tensor
 from mqo.quant.formats import SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN
 from mqo.quant.scales import Scales, blocks_of, exponent, scales_of
 from mqo.quant.spec import QuantSpec
+from mqo.quant.strides import is_dense, memory_order
 from mqo.quant.tensor_amax import largest
 
 # One bin for each exponent of a scale, the last one for NaN.
 BINS = SCALE_EXPONENT_NAN - SCALE_EXPONENT_MIN + 1
+_LANES = 128  # of int64, at most 255
+_ROW, _LEAST = 128, 1e-12  # elements of a row, and the least norm of the largest one
 
 T = TypeVar("T", bound=Any)  # with a `key`
 
@@ -56,9 +59,9 @@ def measure(
     else:  # its scales are not known
         saturated = torch.zeros((), dtype=torch.int64, device=original.device)
         histogram = torch.zeros(BINS, dtype=torch.int64, device=original.device)
-    nonzero = torch.count_nonzero(original)
-    kept = torch.count_nonzero(torch.logical_and(original, quantized))
-    counts = (nonzero, nonzero - kept, saturated)
+    nonzero, kept = original.bool(), quantized.bool()  # faster than comparisons with 0
+    total = count_true(nonzero)
+    counts = (total, total - count_true(nonzero & kept), saturated)
     elements = torch.full((), original.numel(), dtype=torch.float64, device=original.device)
     numbers = [*_energies(original, quantized), elements, *(c.double() for c in counts)]
     return Sums(torch.stack(numbers), largest(original).double(), histogram)
@@ -66,11 +69,25 @@ def measure(
 
 def _energies(original: Tensor, quantized: Tensor) -> Tensor:
     """Return [sum x², sum (x - q)², sum q²] in float64, on the tensors' device."""
+    original, quantized = original.float(), quantized.float()
+    return torch.stack([_energy(x) for x in (original, original - quantized, quantized)])
+
+
+def _energy(x: Tensor) -> Tensor:
+    """Return sum x² in float64, of float32 numbers.
+
+    On a CPU, float32 norms of rows take a quarter of the time of a float64 norm. Their rounding
+    errors are independent, so that those of the sum are below 1e-7.
+    """
+    size = x.numel() - x.numel() % _ROW
+    if size and x.device.type == "cpu" and is_dense(x):
+        flat = x.permute(memory_order(x)).flatten()
+        norms = torch.linalg.vector_norm(flat[:size].view(-1, _ROW), dim=1).double()
+        if _LEAST < norms.amax() < 1 / _LEAST:  # else squares may overflow, or all vanish
+            rest = torch.linalg.vector_norm(flat[size:], dtype=torch.float64)
+            return norms.square().sum() + rest.square()
     # The norm converts element by element, without a float64 copy of an s x s score matrix.
-    error = original.float() - quantized.float()
-    tensors = (original, error, quantized)
-    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in tensors]
-    return torch.stack(norms).square()
+    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
 
 
 def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
@@ -78,9 +95,26 @@ def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
     limit = spec.format.element.max_value
     runs, encode = x.float(), scales.encode.float()
     if scales.run is not None:
-        runs, encode = blocks_of(runs, scales.run), encode.unsqueeze(-1)
+        runs = blocks_of(runs, scales.run)
+        order = memory_order(runs)  # in which products are fast
+        runs, encode = runs.permute(order), encode.unsqueeze(-1).permute(order).contiguous()
+    magnitudes = (runs * encode).abs_()
     # A block without a scale does not count as saturated: comparisons with NaN are false.
-    return torch.count_nonzero((runs * encode).abs_() > limit)
+    return count_true(magnitudes.gt_(limit).bool())
+
+
+def count_true(mask: Tensor) -> Tensor:
+    """Return the number of true elements, int64 [], on the mask's device.
+
+    On a CPU this takes a tenth of the time of count_nonzero: eight bytes are summed as one int64,
+    over so few rows that no byte carries into the next.
+    """
+    size = mask.numel() - mask.numel() % (8 * _LANES)
+    if size == 0 or mask.device.type != "cpu" or not is_dense(mask) or mask.storage_offset() % 8:
+        return torch.count_nonzero(mask)
+    flat = mask.permute(memory_order(mask)).flatten()
+    sums = flat[:size].view(torch.int64).view(-1, _LANES).sum(1)
+    return sums.view(torch.uint8).sum() + torch.count_nonzero(flat[size:])
 
 
 def _histogram(scales: Scales, spec: QuantSpec) -> Tensor:
