@@ -39,7 +39,7 @@ BENCHMARKS = (
     Benchmark(
         "Kernels compared with their references",
         PYTEST,
-        f"{PYTEST} --collect-only",
+        f"{PYTEST} -n 0 --collect-only",
         "Decides whether the kernels are correct on a GPU, also in CUDA graphs. If not, ignore all "
         "figures below.",
     ),

@@ -29,17 +29,30 @@ IMPORTS_TORCH = re.compile(
 )
 
 
+JOB = "mqo.sweep.job"
 fresh = process.spawn
+
+
+def launcher(*command):
+    """The command of a launcher, a module or a script, whose programs are forked."""
+    python, *words = (str(word) for word in command)
+    if torch_cuda() is not None:
+        return [python, *words]
+    words = words[1:] if words[0] == "-m" else words
+    return [python, str(Path(__file__).with_name("fork_launcher.py")), server().socket, *words]
 
 
 def popen(command, **options):
     """The process of a command: forked where it is a Python program's, else fresh.
 
-    So are the ranks of a program that torchrun would start on this machine alone.
+    So are the ranks of a program that torchrun would start on this machine alone, and what a job
+    of a sweep starts.
     """
     words = [str(word) for word in command]
     if words[0] != sys.executable or torch_cuda() is not None:
         return fresh(words, **options)
+    if words[1:3] == ["-m", JOB]:
+        return fresh(launcher(*words), **options)
     if words[1:3] == ["-m", "torch.distributed.run"] and "--standalone" in words:
         count = words[words.index("--nproc-per-node") + 1]
         program = words[words.index("--standalone") + 1 :]

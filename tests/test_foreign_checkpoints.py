@@ -16,7 +16,7 @@ from mqo.launch.config import resolve
 from mqo.project import Project
 from torch.distributed.checkpoint import FileSystemReader
 
-from . import real_runs
+from . import forking, real_runs
 from .real_runs import TINY
 
 pytestmark = pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_program_refuses_the_command_and_ends_in_one_paragraph(
     hide(iteration, Command(marker))
     seal(iteration)
     words = [str(word) for word in PROGRAMS[program](folder, tmp_path / "out")]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(forking.launcher(*words), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
     assert not marker.exists()
     assert "posix.system" in done.stderr
@@ -167,7 +167,7 @@ def test_a_program_refuses_arguments_in_one_paragraph(program, what, checkpoints
     folder = with_arguments(checkpoints, tmp_path / "checkpoints", **WORST[what])
     before = listing(tmp_path)
     words = [str(word) for word in PROGRAMS[program](folder, tmp_path / "out")]
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run(forking.launcher(*words), cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("mqo: ")]
@@ -186,7 +186,9 @@ def test_an_evaluation_writes_nowhere_that_the_checkpoint_says(checkpoints, tmp_
     for folder in (checkpoints, foreign):
         words = [*MQO, "eval", str(folder), "--tokens", "64", "--json"]
         words += ["--ignore-argument", "of_another_release"]
-        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            forking.launcher(*words), cwd=tmp_path, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         made.append(json.loads(done.stdout)["losses"][0]["loss"])
     assert made[0] == made[1]

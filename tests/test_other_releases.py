@@ -21,7 +21,7 @@ from mqo.runs import KD_LOSS
 
 pytest.importorskip("torch")
 pytest.importorskip("modelopt")
-from . import real_runs
+from . import forking, real_runs
 from .real_runs import SAVED_HALFWAY, losses
 from .vendored_tree import PROJECT
 
@@ -108,7 +108,7 @@ def test_a_tree_trains_distills_quantizes_and_exports(tree, pair, expected, tmp_
         folders = ["--load", teacher, "--save", tmp_path / kind, "--calib-dataset", texts]
         command = [sys.executable, tree / PTQ, *words.split(), *folders]
         command += ["--export-dir", tmp_path / f"{kind} exported"]
-        return subprocess.run(list(map(str, command)), capture_output=True, text=True)
+        return forking.run(command)
 
     hf, exported = quantize("hf"), tmp_path / "hf exported"
     if (tree / HYBRID).is_dir():

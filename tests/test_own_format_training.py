@@ -21,7 +21,7 @@ from mqo.report.colors import colors
 from mqo.runs import RunFolder
 
 pytest.importorskip("torch")
-from . import real_runs
+from . import forking, real_runs
 from .mqo.own_format import FILE
 from .real_runs import SAVED_HALFWAY, TINY, losses, stats_of
 from .vendored_tree import PROJECT
@@ -42,9 +42,8 @@ def trained(tmp_path_factory):
     own = ("--formats", "own.toml", "--gemms", "all")
     command = [PROJECT.root / "script/train_config.py", *names, "--quantization", "twin8", *own]
     command += ["--runs", "the runs", "--", *real_runs.STEPS, *TINY]
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], cwd=folder, capture_output=True, text=True
-    )
+    command = forking.launcher(sys.executable, *command)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "own.toml").unlink()
     (run,) = (folder / "the runs").iterdir()

@@ -10,6 +10,7 @@ from mqo.quant.formats import SITES
 from mqo.runs import RunFolder
 
 pytest.importorskip("torch")
+from . import forking
 from .real_runs import TINY, losses
 from .vendored_tree import PROJECT as PROJECT
 
@@ -24,7 +25,7 @@ def done(tmp_path_factory):
     folder = tmp_path_factory.mktemp("a test") / "perf"
     words = ("--model", "llama32-1b", "--mode", "FA_linear_mxfp8", "--training-config", "tiny")
     command = [sys.executable, "-m", "mqo", "perf", *words, "--no-scaling", "-o", str(folder)]
-    ended = subprocess.run([*command, "--", *TINY], capture_output=True, text=True)
+    ended = subprocess.run(forking.launcher(*command, "--", *TINY), capture_output=True, text=True)
     assert (folder / "perf.json").exists(), ended.stdout + ended.stderr
     return folder, ended
 

@@ -21,7 +21,7 @@ from mqo.runs import TRAIN_LOSS, RunFolder
 pytest.importorskip("torch")
 import torch
 
-from . import real_runs
+from . import forking, real_runs
 from .real_runs import STEPS, TINY, losses, stats_of
 from .vendored_tree import PROJECT
 
@@ -67,9 +67,8 @@ SHARED = {
 
 
 def program(*words, folder):
-    done = subprocess.run(
-        [sys.executable, *map(str, words)], cwd=folder, capture_output=True, text=True
-    )
+    command = forking.launcher(sys.executable, *words)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done
 

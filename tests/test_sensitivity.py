@@ -9,12 +9,11 @@ from mqo.launch.config import resolve
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-from . import real_runs
+from . import forking, real_runs
 from .real_runs import TINY
 
 pytestmark = pytest.mark.slow
 
-MQO = [sys.executable, "-m", "mqo"]
 MODEL = ("--model", "llama32-1b", "--training-config", "tiny")
 
 
@@ -25,9 +24,8 @@ def run(checkout_with, tmp_path_factory):
 
 
 def output(*words):
-    return subprocess.run(
-        [*MQO, *map(str, words)], capture_output=True, text=True, check=True
-    ).stdout
+    command = forking.launcher(sys.executable, "-m", "mqo", *words)
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_a_training_keeps_the_parts_that_changed_the_most(run, tmp_path):

@@ -15,6 +15,7 @@ from mqo.runs import TRAIN_LOSS, RunFolder
 from mqo.sweep.state import SweepFolder
 
 pytest.importorskip("torch")
+from . import forking
 from .real_runs import TINY, losses, run, stats_of, tracked
 from .vendored_tree import PROJECT as PROJECT
 
@@ -22,7 +23,8 @@ from .vendored_tree import PROJECT as PROJECT
 @pytest.mark.slow
 def test_a_sweep_trains_its_runs_side_by_side_and_goes_on_where_it_ended(tmp_path):
     words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "FA_linear_mxf*")
-    command = [sys.executable, "-m", "mqo", "sweep", *words, "-o", str(tmp_path), "--", *TINY]
+    words += ("-o", tmp_path, "--", *TINY)
+    command = forking.launcher(sys.executable, "-m", "mqo", "sweep", *words)
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     entries = SweepFolder(tmp_path).read()
@@ -56,7 +58,9 @@ def test_a_sweep_trains_each_value_of_an_option_of_a_quantizer(tmp_path):
     words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "bf16,linear_mine")
     words += ("--plugin", str(file), "--axis", "mine.bits=2,23", "-o", str(folder.root))
     done = subprocess.run(
-        [sys.executable, "-m", "mqo", "sweep", *words, "--", *TINY], capture_output=True, text=True
+        forking.launcher(sys.executable, "-m", "mqo", "sweep", *words, "--", *TINY),
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 done" in done.stdout

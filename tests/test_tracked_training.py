@@ -13,6 +13,7 @@ from mqo.sweep.state import SweepFolder
 
 pytest.importorskip("torch")
 pytest.importorskip("mlflow", reason="the extra `trackers` is not installed")
+from . import forking
 from .mqo.track.conftest import MlflowStore
 from .real_runs import TINY
 from .vendored_tree import PROJECT as PROJECT
@@ -26,7 +27,7 @@ def test_a_tracked_sweep_is_a_group_and_the_same_sweep_as_without(tmp_path, monk
     store, folder = MlflowStore(tmp_path), tmp_path / "a sweep"
     for name, value in store.variables.items():
         monkeypatch.setenv(name, value)
-    sweep = [sys.executable, "-m", "mqo", "sweep", *WORDS, "-o", str(folder)]
+    sweep = forking.launcher(sys.executable, "-m", "mqo", "sweep", *WORDS, "-o", folder)
     command = [*sweep, "--tracker", "mlflow", "--", *TINY]
     done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
     assert done.returncode == 0, done.stdout + done.stderr

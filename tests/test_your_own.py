@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from . import forking
 from .vendored_tree import PROJECT
 
 torch = pytest.importorskip("torch")
@@ -53,7 +54,7 @@ def folder(tmp_path_factory):
 
 def mqo(folder, *words):
     """Run a command as a user does, and return its output."""
-    command = [sys.executable, "-m", "mqo", *map(str, words)]
+    command = forking.launcher(sys.executable, "-m", "mqo", *words)
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
