@@ -11,7 +11,7 @@ from torch import Tensor
 from mqo.quant.formats import SCALE_EXPONENT_MAX, SCALE_EXPONENT_MIN, SCALE_EXPONENT_NAN
 from mqo.quant.scales import Scales, blocks_of, exponent, scales_of
 from mqo.quant.spec import QuantSpec
-from mqo.quant.strides import is_dense, memory_order
+from mqo.quant.strides import flat, is_dense, memory_order
 from mqo.quant.tensor_amax import largest
 
 # One bin for each exponent of a scale, the last one for NaN.
@@ -81,13 +81,14 @@ def _energy(x: Tensor) -> Tensor:
     """
     size = x.numel() - x.numel() % _ROW
     if size and x.device.type == "cpu" and is_dense(x):
-        flat = x.permute(memory_order(x)).flatten()
-        norms = torch.linalg.vector_norm(flat[:size].view(-1, _ROW), dim=1).double()
+        row = flat(x)
+        norms: Tensor = torch.linalg.vector_norm(row[:size].view(-1, _ROW), dim=1).double()
         if _LEAST < norms.amax() < 1 / _LEAST:  # else squares may overflow, or all vanish
-            rest = torch.linalg.vector_norm(flat[size:], dtype=torch.float64)
+            rest: Tensor = torch.linalg.vector_norm(row[size:], dtype=torch.float64)
             return norms.square().sum() + rest.square()
     # The norm converts element by element, without a float64 copy of an s x s score matrix.
-    return torch.linalg.vector_norm(x, dtype=torch.float64).square()
+    norm: Tensor = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return norm.square()
 
 
 def _saturated(x: Tensor, spec: QuantSpec, scales: Scales) -> Tensor:
@@ -112,9 +113,9 @@ def count_true(mask: Tensor) -> Tensor:
     size = mask.numel() - mask.numel() % (8 * _LANES)
     if size == 0 or mask.device.type != "cpu" or not is_dense(mask) or mask.storage_offset() % 8:
         return torch.count_nonzero(mask)
-    flat = mask.permute(memory_order(mask)).flatten()
-    sums = flat[:size].view(torch.int64).view(-1, _LANES).sum(1)
-    return sums.view(torch.uint8).sum() + torch.count_nonzero(flat[size:])
+    row = flat(mask)
+    sums = row[:size].view(torch.int64).view(-1, _LANES).sum(1)
+    return sums.view(torch.uint8).sum() + torch.count_nonzero(row[size:])
 
 
 def _histogram(scales: Scales, spec: QuantSpec) -> Tensor:

@@ -18,6 +18,11 @@ def permute_back(x: Tensor, order: Sequence[int]) -> Tensor:
     return x.permute([order.index(axis) for axis in range(x.dim())])
 
 
+def flat(x: Tensor) -> Tensor:
+    """Return a view of a dense tensor with one axis, in the order of memory."""
+    return x.permute(memory_order(x)).flatten()
+
+
 def is_dense(x: Tensor) -> bool:
     """Return whether `x` fills its memory without gaps and overlaps."""
     return x.permute(memory_order(x)).is_contiguous()
