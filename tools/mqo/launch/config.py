@@ -260,10 +260,7 @@ class RunConfig(_Section):
 
         Runs of earlier versions have the defaults of later fields, and later words do not count.
         """
-        fields = self.model_dump(mode="json")
-        for key in DESCRIPTION if self.quantization.recipe else ():
-            del fields["quantization"]["recipe"][key]
-        return fields
+        return self.model_dump(mode="json", exclude={"quantization": {"recipe": DESCRIPTION}})
 
     def using(self, types: Mapping[str, str]) -> RunConfig:
         """Return a copy without the user's formats that a run with these types does not use."""

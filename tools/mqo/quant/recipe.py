@@ -38,7 +38,7 @@ from mqo.quant.recipe_rules import Rule
 
 OUTPUT_LAYER = "output_layer"
 # Keys for readers, which change nothing in a training.
-DESCRIPTION = ("summary", "source", "family", "published", "deviations")
+DESCRIPTION = {"summary", "source", "family", "published", "deviations"}
 
 
 class Recipe(OperandTable):
