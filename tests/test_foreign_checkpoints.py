@@ -110,8 +110,8 @@ def test_a_program_refuses_the_command_and_ends_in_one_paragraph(
     (iteration,) = folder.glob("iter_*")
     hide(iteration, Command(marker))
     seal(iteration)
-    words = [str(word) for word in PROGRAMS[program](folder, tmp_path / "out")]
-    done = subprocess.run(forking.launcher(*words), cwd=tmp_path, capture_output=True, text=True)
+    command = forking.launcher(*PROGRAMS[program](folder, tmp_path / "out"))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
     assert not marker.exists()
     assert "posix.system" in done.stderr
@@ -166,8 +166,8 @@ ALWAYS = {"eval": "beyond memory", "generate": "another kind", "convert": "anoth
 def test_a_program_refuses_arguments_in_one_paragraph(program, what, checkpoints, tmp_path):
     folder = with_arguments(checkpoints, tmp_path / "checkpoints", **WORST[what])
     before = listing(tmp_path)
-    words = [str(word) for word in PROGRAMS[program](folder, tmp_path / "out")]
-    done = subprocess.run(forking.launcher(*words), cwd=tmp_path, capture_output=True, text=True)
+    command = forking.launcher(*PROGRAMS[program](folder, tmp_path / "out"))
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("mqo: ")]
@@ -184,11 +184,10 @@ def test_an_evaluation_writes_nowhere_that_the_checkpoint_says(checkpoints, tmp_
     foreign = with_arguments(checkpoints, tmp_path / "foreign", **change)
     before, made = listing(tmp_path), []
     for folder in (checkpoints, foreign):
-        words = [*MQO, "eval", str(folder), "--tokens", "64", "--json"]
+        words = ["eval", folder, "--tokens", "64", "--json"]
         words += ["--ignore-argument", "of_another_release"]
-        done = subprocess.run(
-            forking.launcher(*words), cwd=tmp_path, capture_output=True, text=True
-        )
+        command = forking.launcher(*MQO, *words)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         made.append(json.loads(done.stdout)["losses"][0]["loss"])
     assert made[0] == made[1]
