@@ -5,7 +5,8 @@ import pytest
 from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import literals
 from mqo.overlay.plan import plan
-from mqo.overlay.snapshot import lend_helper, snapshot
+from mqo.overlay.snapshot import digests, edits, lend_helper, snapshot
+from mqo.overlay.tree import sha256
 
 from ..conftest import FILES
 
@@ -48,6 +49,33 @@ def test_a_snapshots_files_are_read_only_and_its_folders_can_be_removed(patched,
         modes[path.is_dir()] |= path.stat().st_mode & 0o222
     assert modes[False] == 0
     assert modes[True] & 0o200
+
+
+def test_a_temporary_snapshot_has_the_same_content_in_hard_links(patched, target, tmp_path):
+    modes = {path: path.stat().st_mode for path in patched.tree.root.rglob("*")}
+    snapshot(patched.tree, tmp_path / "kept", types={"fprop": "mxfp8"})
+    snapshot(patched.tree, target, types={"fprop": "mxfp8"}, is_temporary=True)
+    names = [path.relative_to(target) for path in target.rglob("*") if path.is_file()]
+    assert digests(target, {}) == digests(tmp_path / "kept", {})
+    linked = {str(name) for name in names if (target / name).stat().st_nlink > 1}
+    assert linked == {str(name) for name in names} - {LAYERS}
+    assert {path: path.stat().st_mode for path in modes} == modes
+    assert b"mxfp8" not in patched.tree.read(LAYERS)
+
+
+@pytest.mark.parametrize(
+    "own",
+    [{}, {"types": {"fprop": "mxfp8"}}, {"without": ("quant_sites",)}, {"without": ("ours",)}],
+    ids=["the tree's types", "a type", "without sites", "without an added file"],
+)
+def test_the_digests_of_a_copy_are_known_before_it_is_made(patched, target, own):
+    patched.path("core/settings.toml").write_text("rate = 1")
+    own |= {"series": patched.series}
+    expected = digests(patched.tree.root, edits(patched.tree, **own).files)
+    snapshot(patched.tree, target, **own)
+    code = [p for p in target.rglob("*") if p.suffix in (".py", ".toml")]
+    assert expected == {str(p.relative_to(target)): sha256(p.read_bytes()) for p in code}
+    assert "megatron/core/settings.toml" in expected
 
 
 # -- types -------------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ def simulated(vendored, checkout_with):
             temporary_folder("simulated") as folder,
         ):
             (folder / "quant.toml").write_text(job.options)
+            program = source.path / PROGRAM
             with socket.socket() as free:
                 free.bind(("localhost", 0))
                 port = free.getsockname()[1]
@@ -68,7 +69,7 @@ def simulated(vendored, checkout_with):
                     **{"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(world)},
                     "MQO_QUANT_CONFIG": str(folder / "quant.toml"),
                 }
-                run_program(source / PROGRAM, [str(target), json.dumps(told)], variables=variables)
+                run_program(program, [str(target), json.dumps(told)], variables=variables)
                 return RankFacts(**json.loads(target.read_text()))
 
             return list(pool.map(one, range(world)))

@@ -10,16 +10,18 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from mqo.launch import bytecode
 from mqo.launch.config import RunConfig
 from mqo.launch.options import ENVIRONMENT_VARIABLE
 from mqo.overlay.series import Series, source_files
-from mqo.overlay.snapshot import snapshot
+from mqo.overlay.snapshot import digests, edits, snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
 from mqo.program import ask
@@ -30,28 +32,69 @@ from mqo.untrusted import UntrustedFileError, read_json_object
 OURS = ("preflight.py", "distill_gpt.py", "megatron/inference")
 
 
+@dataclass(frozen=True)
+class Source:
+    """The source of a run."""
+
+    path: Path
+
+    def digests(self) -> dict[str, str]:
+        """Return {path: SHA-256} of its Python and TOML files."""
+        return digests(self.path, {})
+
+
+class LazySource:
+    """A copy of a tree with a run's types and our programs, made when a program first needs it."""
+
+    def __init__(
+        self,
+        project: Project,
+        tree: Tree,
+        series: Series,
+        config: RunConfig,
+        programs: Sequence[str],
+        target: Path,
+    ) -> None:
+        self._tree, self._target, self._lock = tree, target, Lock()
+        self._arguments: dict[str, Any] = {"types": config.quantization.types, "series": series}
+        self._arguments["without"] = config.placement.without
+        paths = (path for name in programs for path in source_files(project.ours / name))
+        self._ours = {path.relative_to(project.ours).as_posix(): path for path in paths}
+
+    def digests(self) -> dict[str, str]:
+        """Return {path: SHA-256} of the copy's Python and TOML files, which it may lack yet."""
+        with self._tree.reading("snapshot"):
+            files = dict(edits(self._tree, **self._arguments).files)
+            files |= {name: path.read_bytes() for name, path in self._ours.items()}
+            return digests(self._tree.root, files)
+
+    @property
+    def path(self) -> Path:
+        """Make the copy, and return its folder."""
+        with self._lock:
+            if not self._target.exists():
+                snapshot(self._tree, self._target, is_temporary=True, **self._arguments)
+                bytecode.share(self._tree, self._target)
+                for name, path in self._ours.items():
+                    target = self._target / name
+                    target.unlink(missing_ok=True)
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(path, target)
+        return self._target
+
+
 @contextmanager
 def source_of(
     project: Project, tree: Tree, series: Series, config: RunConfig, *programs: str
-) -> Iterator[Path]:
+) -> Iterator[LazySource]:
     """Yield a temporary copy of the tree with the run's types and our `programs`."""
-    types, without = config.quantization.types, config.placement.without
     with temporary_folder("mqo-source-") as folder:
-        source = folder / "source"
-        snapshot(tree, source, types=types, without=without, series=series)
-        bytecode.share(tree, source)
-        for name in (*programs, *OURS):
-            for path in source_files(project.ours / name):
-                target = source / path.relative_to(project.ours)
-                target.unlink(missing_ok=True)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
-        yield source
+        yield LazySource(project, tree, series, config, (*programs, *OURS), folder / "source")
 
 
 def ask_cached(
     project: Project,
-    source: Path,
+    source: Source | LazySource,
     program: str,
     words: Sequence[str],
     *,
@@ -68,11 +111,15 @@ def ask_cached(
     Raises:
         RunError: it fails, or takes more than `limit_s`.
     """
-    name = Path(program).stem
-    key = _key(source, [*words, options], reads)
-    cached = project.cache / name / f"{key}.json"
+    name, words_read = Path(program).stem, [*words, options]
+
+    def file_of(digests: Mapping[str, str]) -> Path:
+        return project.cache / name / f"{_key(digests, words_read, reads)}.json"
+
     with suppress(UntrustedFileError):  # the cached file may be missing or truncated
-        return read_json_object(cached)
+        return read_json_object(file_of(source.digests()))
+    # A lazy source is made only now, and the tree may have changed since.
+    cached = file_of(Source(source.path).digests())
     cached.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(f"mqo-{name}-", cached.parent) as folder:
         whole, quant_toml = folder / cached.name, folder / "quant.toml"
@@ -81,16 +128,16 @@ def ask_cached(
         variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         variables |= {ENVIRONMENT_VARIABLE: str(quant_toml)}
         settings = {"variables": variables, "help": help, "limit_s": limit_s}
-        result = ask(source / program, [], after=words, **settings)
+        result = ask(source.path / program, [], after=words, **settings)
         whole.write_text(json.dumps(result), encoding="utf-8")
         whole.replace(cached)
     return result
 
 
-def _key(source: Path, words: list[str], reads: Sequence[Path]) -> str:
+def _key(digests: Mapping[str, str], words: list[str], reads: Sequence[Path]) -> str:
     """Return a hash of all that the result depends on."""
     digest = hashlib.sha256(json.dumps([words, importlib.metadata.version("torch")]).encode())
-    for path in (*sorted(source.rglob("*.py")), *sorted(source.rglob("*.toml")), *reads):
-        name = path.relative_to(source) if path.is_relative_to(source) else path
-        digest.update(f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    outside = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in reads}
+    for name, code in (*sorted(digests.items()), *outside.items()):
+        digest.update(f"{name} {code}\n".encode())
     return digest.hexdigest()[:32]

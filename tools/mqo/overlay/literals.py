@@ -7,6 +7,7 @@ the parser come from `mqo.quant`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from mqo.errors import OverlayError
 from mqo.quant.formats import NONE
@@ -44,11 +45,12 @@ def neutral(content: bytes) -> bytes:
         return content
 
 
-def _all(content: bytes) -> list[Literal]:
+@lru_cache(maxsize=64)  # a command reads a few files many times
+def _all(content: bytes) -> tuple[Literal, ...]:
     if VARIABLE.encode() not in content:
-        return []
+        return ()
     try:
-        return list(Source.parse(content).literals.values())
+        return tuple(Source.parse(content).literals.values())
     except (SyntaxError, ValueError) as error:
         raise OverlayError(
             f"A file with quant sites does not parse as Python ({error})",

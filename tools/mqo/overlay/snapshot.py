@@ -1,11 +1,12 @@
 """Make a run's own copy of the tree, with the run's quant types written into the sites.
 
-Files are never hard links, because an editor that saves in place would write through them. They are
-read-only, so that the source a run keeps is the source it ran.
+The files of a copy that is kept are never hard links, because an editor that saves in place would
+write through them. They are read-only, so that the source a run keeps is the source it ran.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sysconfig
 from collections.abc import Mapping
@@ -19,11 +20,12 @@ from mqo.overlay.plan import plan
 from mqo.overlay.records import Manifest
 from mqo.overlay.series import Series, added_files
 from mqo.overlay.transaction import building
-from mqo.overlay.tree import Tree
+from mqo.overlay.tree import Tree, sha256
 from mqo.project import Project
 
 IGNORED = shutil.ignore_patterns(".git", ".mqo", "__pycache__", "UPSTREAM.toml")
 READ_ONLY = ~0o222
+CODE = (".py", ".toml")
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,15 @@ class Snapshot:
     shared_types: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Edits:
+    """What a copy has in place of the tree's files, None for no file, and its sites' types."""
+
+    files: Mapping[str, bytes | None]
+    types: Mapping[str, str]
+    shared_types: Mapping[str, str]
+
+
 def snapshot(
     tree: Tree,
     target: Path,
@@ -42,37 +53,71 @@ def snapshot(
     types: Mapping[str, str] | None = None,
     without: tuple[str, ...] = (),
     series: Series | None = None,
+    is_temporary: bool = False,
 ) -> Snapshot:
     """Copy the patched tree to `target`, which must not exist, and set its literals to `types`.
 
     Sites that `types` does not name get 'none'; `types` may also name sites as 'none' that the tree
     lacks. With `types` None the tree's literals stay as they are. `without` names entries to leave
     out of `series`, which must then be given; entries that require one of them are left out, too.
+    A temporary copy has hard links where the file system allows them.
     """
     if target.resolve().is_relative_to(tree.root.resolve()):
         raise OverlayError(f"{target} is in the tree itself", expected="a folder outside of it")
     tree.patched()  # before the lock, which would make a folder even without a tree
+    copy = _link if is_temporary else _copy
     with tree.reading("snapshot"):
-        manifest = tree.patched()
-        _refuse_unfinished(tree, manifest)
-        shared = types_in(tree, manifest)
-        named = {site: kind for site, kind in (types or {}).items() if kind != literals.NONE}
-        for site in named:
-            check_name("GEMM site", site, shared)
+        edited = edits(tree, types=types, without=without, series=series)
         with building(tree.root, target, command="snapshot") as folder:
             shutil.copytree(
-                tree.root, folder, ignore=_left_out, dirs_exist_ok=True, copy_function=_copy
+                tree.root, folder, ignore=_left_out, dirs_exist_ok=True, copy_function=copy
             )
-            if without:
-                rest = series.without(*without) if series else Series(())
-                _undo(tree, Tree(folder), manifest, rest)
-            sites = [] if "quant_sites" in without else manifest.touched_by("quant_sites")
-            wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
-            _add_runtime(folder, manifest)
+            for path, content in edited.files.items():
+                _write(folder / path, content)
             lend_helper(Project.here().tree, folder)
-            written = _write_types(folder, sites, wanted)
-            _check_written(target, named, written)
-    return Snapshot(Tree(target), written, shared)
+    return Snapshot(Tree(target), edited.types, edited.shared_types)
+
+
+def edits(
+    tree: Tree,
+    *,
+    types: Mapping[str, str] | None = None,
+    without: tuple[str, ...] = (),
+    series: Series | None = None,
+) -> Edits:
+    """Return what a snapshot with these arguments changes; the caller holds the tree's lock."""
+    manifest = tree.patched()
+    _refuse_unfinished(tree, manifest)
+    shared = types_in(tree, manifest)
+    named = {site: kind for site, kind in (types or {}).items() if kind != literals.NONE}
+    for site in named:
+        check_name("GEMM site", site, shared)
+    files: dict[str, bytes | None] = {}
+    if without:
+        files |= _undone(tree, manifest, series.without(*without) if series else Series(()))
+    files |= _runtime(tree, manifest)
+    wanted = shared if types is None else {s: types.get(s, literals.NONE) for s in shared}
+    written: dict[str, str] = {}
+    for path in [] if "quant_sites" in without else manifest.touched_by("quant_sites"):
+        content = files[path] if path in files else tree.read(path)
+        files[path] = content = with_types(content or b"", wanted)
+        written |= {literal.site: literal.value for literal in literals.read(content)}
+    _check_written(tree, named, written)
+    return Edits(files, written, shared)
+
+
+def digests(root: Path, files: Mapping[str, bytes | None]) -> dict[str, str]:
+    """Return {path: SHA-256} of the Python and TOML files of a folder's copy with these edits."""
+    sums: dict[str, str] = {}
+    for folder, folders, names in os.walk(root, followlinks=True):
+        left_out = _left_out(folder, [*folders, *names])
+        folders[:] = [name for name in folders if name not in left_out]
+        for name in names:
+            path = os.path.relpath(f"{folder}/{name}", root)
+            if name.endswith(CODE) and name not in left_out and path not in files:
+                sums[path] = sha256(Path(folder, name).read_bytes())
+    code = {path: text for path, text in files.items() if path.endswith(CODE) and text is not None}
+    return sums | {path: sha256(text) for path, text in code.items()}
 
 
 def lend_helper(lender: Path, source: Path) -> None:
@@ -89,13 +134,11 @@ def lend_helper(lender: Path, source: Path) -> None:
         shutil.copy2(mine / name, theirs / name)
 
 
-def _add_runtime(folder: Path, manifest: Manifest) -> None:
-    """Add the runtime of the running mqo to a copy of the project tree, which lacks it."""
-    if runtime.ENTRY in manifest.names and not (folder / runtime.FOLDER).exists():
-        entry = Series.of_project(Project.here())[runtime.ENTRY]
-        for path, content in added_files(entry, folder).items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            _write(folder / path, content)
+def _runtime(tree: Tree, manifest: Manifest) -> dict[str, bytes]:
+    """Return the runtime of the running mqo, for a copy of the project tree, which lacks it."""
+    if runtime.ENTRY not in manifest.names or (tree.root / runtime.FOLDER).exists():
+        return {}
+    return added_files(Series.of_project(Project.here())[runtime.ENTRY], tree.root)
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
@@ -103,29 +146,19 @@ def _left_out(folder: str, names: list[str]) -> set[str]:
     return IGNORED(folder, names) | {name for name in names if not Path(folder, name).exists()}
 
 
-def _write_types(folder: Path, sites: list[str], wanted: Mapping[str, str]) -> dict[str, str]:
-    """Set the copy's literals, and return their new types."""
-    types: dict[str, str] = {}
-    for path in sites:
-        content = with_types((folder / path).read_bytes(), wanted)
-        _write(folder / path, content)
-        types |= {literal.site: literal.value for literal in literals.read(content)}
-    return types
-
-
-def _check_written(target: Path, types: Mapping[str, str], written: Mapping[str, str]) -> None:
+def _check_written(tree: Tree, types: Mapping[str, str], written: Mapping[str, str]) -> None:
     """Refuse a type that the copy's source does not have."""
     for site, quant_type in types.items():
         if written.get(site, literals.NONE) != quant_type:
             raise OverlayError(
-                f"{target} has {site} = {written.get(site, 'nothing')}",
+                f"A copy of {tree.root} has {site} = {written.get(site, 'nothing')}",
                 expected=f"{quant_type}, as requested",
                 help="Include the patch quant_sites, which a quant type needs",
             )
 
 
-def _undo(tree: Tree, copy: Tree, manifest: Manifest, rest: Series) -> None:
-    """Recompute the files that the left-out entries changed, from the rest of the series."""
+def _undone(tree: Tree, manifest: Manifest, rest: Series) -> dict[str, bytes | None]:
+    """Compute the files that the left-out entries changed, from the rest of the series."""
     gone = set(manifest.names) - set(rest.names)
     touched = {path for name in gone for path in manifest.touched_by(name)}
     if not touched:
@@ -136,12 +169,12 @@ def _undo(tree: Tree, copy: Tree, manifest: Manifest, rest: Series) -> None:
         )
     upstream = tree.upstream().files
     files = plan(rest, manifest.version, upstream, tree.pristine, only=touched)
-    for path in touched:
-        if path in files or path in upstream:
-            content = files[path].content if path in files else tree.pristine(path)
-            _write(copy.root / path, content)
-        else:
-            (copy.root / path).unlink(missing_ok=True)
+    return {
+        path: files[path].content
+        if path in files
+        else (tree.pristine(path) if path in upstream else None)
+        for path in touched
+    }
 
 
 def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:
@@ -162,9 +195,18 @@ def _copy(source: str, target: str) -> None:
     Path(target).chmod(Path(source).stat().st_mode & READ_ONLY)
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Replace the content of a file of the copy, and leave it read-only."""
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or another user's file
+        shutil.copyfile(source, target)
+
+
+def _write(path: Path, content: bytes | None) -> None:
+    """Replace the content of a file of the copy, and leave it read-only; remove it for None."""
     mode = path.stat().st_mode if path.exists() else 0o644
     path.unlink(missing_ok=True)
-    path.write_bytes(content)
-    path.chmod(mode & READ_ONLY)
+    if content is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        path.chmod(mode & READ_ONLY)

@@ -56,7 +56,7 @@ def _loaded_files() -> set[str]:
         paths |= {parts[5] for parts in fields if len(parts) == 6 and ".so" in parts[5]}
     names = [os.path.split(path) for path in paths if path]
     # Thousands of files are in some hundred folders.
-    folders = {folder: os.path.realpath(folder) for folder, _ in names}
+    folders = {folder: os.path.realpath(folder) for folder in {folder for folder, _ in names}}
     return {f"{folders[folder]}/{name}" for folder, name in names}
 
 
