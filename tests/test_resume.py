@@ -233,14 +233,18 @@ def test_every_format_trains_all_linear_gemms_and_goes_on_bit_equal(
     assert ran == {(site, quant_type) for site in ("fprop", "dgrad", "wgrad")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
-@pytest.mark.parametrize("way", ["nearest-even", "stochastic", "transformed"])
-def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, way):
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        pytest.param(True, id="stochastic, transformed", marks=pytest.mark.slow),
+        heavy(False, id="nearest-even"),
+    ],
+)
+def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, transformed):
     mode, own = "mxfp8", {"gemms": "all", "attention_gemms": "all"}
-    if way == "transformed":
-        mode, own = "bf16", {"recipe": real_runs.transformed_recipe(tmp_path)}
-    own |= {"rounding": way} if way == "stochastic" else {}
+    if transformed:
+        mode, own = "bf16", {"recipe": real_runs.transformed_recipe(tmp_path, "stochastic")}
     sizes = ("--train-samples", "24", "--global-batch-size", "4")
     own |= {"model": model, "training": "tiny"}
     whole = trained_in_two_parts(start, tmp_path, mode, flags=sizes, **own)
