@@ -304,8 +304,13 @@ types = { fprop = "mxfp4", dgrad = "mixed", wgrad = "mixed" }
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("deepseek2_lite", marks=pytest.mark.slow),
+        pytest.param("llama32-1b", marks=pytest.mark.heavy),
+    ],
+)
 def test_layers_with_recipes_train_and_go_on_bit_equal(start, tmp_path, model):
     path = tmp_path / "layered.toml"
     path.write_text(LAYERED)
