@@ -77,12 +77,13 @@ def test_what_cannot_be_is_refused_before_anything_runs(words, error):
 
 def test_native_estimates_the_script_with_its_formats(vendored):
     words = ("--training-config", "fast", "--device", "b200", "--native")
-    found = json.loads(call(*words, "--json", *FEEDS).stdout)
+    feeds = (*FEEDS, "--num-layers", "2")
+    found = json.loads(call(*words, "--json", *feeds).stdout)
     assert (found["mode"], found["formats"]) == ("FA_linear_mxfp8", ["mxfp8"])
     assert found["estimated"] and found["fits"]
     assert found["seconds"]["native"]["others"] > found["seconds"]["unquantized"]["others"]
     assert found["memory"]["native"] == found["memory"]["unquantized"]
-    lines = call(*words, *FEEDS).stdout.splitlines()
+    lines = call(*words, *feeds).stdout.splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert any(line.startswith("estimated speed-up: ") for line in lines)
 

@@ -67,8 +67,14 @@ def test_a_hybrid_model_of_the_same_layers_is_found_in_layouts_that_recompute_no
         assert simulated_need(other, *others, "bf16") is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model_class", ["gpt", "hybrid"])
+@pytest.mark.parametrize(
+    "model_class",
+    [
+        pytest.param("gpt", marks=pytest.mark.slow),
+        # A hybrid model has a GPT's bytes: simulate/test_against_real.py.
+        pytest.param("hybrid", marks=pytest.mark.heavy),
+    ],
+)
 def test_the_table_is_what_a_simulation_says_today(vendored, checkout_with, tmp_path, model_class):
     row = next(r for r in ROWS if (r["model"], r["attention"]) == ("llama32-1b", "fused"))
     gpus = int(row["gpus"])

@@ -89,7 +89,7 @@ def products(facts):
 
 
 @pytest.mark.parametrize(
-    "mode", ["FA_linear_mxfp8", pytest.param("qk_pv_mxfp8", marks=pytest.mark.slow)]
+    "mode", ["FA_linear_mxfp8", pytest.param("qk_pv_mxfp8", marks=pytest.mark.heavy)]
 )
 def test_one_rank_has_the_bytes_and_the_products_of_real_tensors(simulated, mode):
     config = tiny("llama32-1b", mode, OVERLAPPED)
@@ -108,7 +108,7 @@ BACKWARD = ("qk_recompute", "dv", "dp", "dq", "dk")
 @pytest.mark.parametrize(
     ("mode", "sites"),
     [
-        ("qk_pv_mxfp8", ("qk", "pv", *BACKWARD)),
+        pytest.param("qk_pv_mxfp8", ("qk", "pv", *BACKWARD), marks=pytest.mark.heavy),
         pytest.param("pv_nvfp4", ("pv", "dv", "dp"), marks=pytest.mark.slow),
         ("transformed", ("qk", "pv", *BACKWARD)),
     ],
@@ -122,6 +122,7 @@ def test_types_in_attentions_backward_pass_are_those_of_real_tensors_and_of_the_
     config = tiny("llama32-1b", mode, OVERLAPPED, **own)
     (fake,), (real,) = (simulated(config, 1, [1, 1], real) for real in (False, True))
     assert fake.step_peaks == real.step_peaks
+    assert fake.kinds == real.kinds
     assert products(fake) == products(real)
     project = checkout_with(cache=tmp_path)
     known = coverage.of_config(project, vendored, Series.of_project(project), config)
@@ -175,8 +176,13 @@ def unnamed(facts):
     return names
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flag", ["", "--moe-grouped-gemm"])
+@pytest.mark.parametrize(
+    "flag",
+    [
+        pytest.param("", marks=pytest.mark.heavy),
+        pytest.param("--moe-grouped-gemm", marks=pytest.mark.slow),
+    ],
+)
 def test_experts_of_one_rank_differ_by_a_scalar(simulated, flag):
     config = tiny("deepseek2_lite", "linear_mxfp8", flag)
     (fake,), (real,) = (simulated(config, 1, [1, 1, 2], real) for real in (False, True))
