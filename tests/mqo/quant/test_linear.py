@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from mqo.project import Project
+from mqo.quant.backend import ENVIRONMENT_VARIABLE
 from mqo.quant.config import current, parse
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import LABEL
@@ -93,6 +94,8 @@ def passes(multiply, weight, count=2):
 @pytest.mark.parametrize("case", OPTIONS)
 def test_all_bits_are_those_of_megatrons_layer(monkeypatch, assert_same_bits, case, dtype):
     layers = pytest.importorskip("megatron.core.tensor_parallel.layers")
+    # A kernel for each case takes long to compile.
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "reference")
     options = config(**OPTIONS[case])
     monkeypatch.setattr(type(PROCESS), "options", options)
     monkeypatch.setattr(

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqo.quant.backend import fake_quantize, fields_of
+from mqo.quant.backend import ENVIRONMENT_VARIABLE, fake_quantize, fields_of
 from mqo.quant.codes import code_values
 from mqo.quant.formats import BLOCK_SIZES, FORMATS, ROUNDINGS, SCALE_RULES, TILES
 from mqo.quant.packing import PackedTensor, pack
@@ -24,6 +24,14 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 SPECIALS = (0.0, -0.0, math.inf, -math.inf, math.nan, 65504.0, 3.3e38, 2.0**-149, -(2.0**-130))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_kernels():
+    """The reference quantizes: a kernel for each choice takes long to compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENVIRONMENT_VARIABLE, "reference")
+        yield
 
 
 class Calls(TorchDispatchMode):

@@ -3,16 +3,27 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from mqo.errors import DataError, RunError
 from mqo.project import Project
-from mqo.quant import formats
+from mqo.quant import backend, formats
+from mqo.report import stats as report
 from mqo.report.stats import TensorStats, measure, stats_lines
 
 torch = pytest.importorskip("torch")
 TREE = Project.here().tree
 FPROP, PV = "fprop/decoder.layers.0.mlp.linear_fc1/x", "pv/decoder.layers.0.core/value"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_kernels():
+    """The program computes with the reference: a kernel for each choice takes long to compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        variables = {backend.ENVIRONMENT_VARIABLE: "reference"}
+        patch.setattr(report, "ask", partial(report.ask, variables=variables))
+        yield
 
 
 @pytest.fixture(scope="module")
