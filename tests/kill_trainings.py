@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
 LAUNCHER = Project.here().root / "script/train_config.py"
 LAST = tables.trainings()["tiny"].iterations
-SAVE_EVERY, EVAL_EVERY = 2, 3
+SAVE_EVERY, EVAL_EVERY, KEPT = 2, 3, 3
 POLL_S = 0.005
 MODES = {
     "mxfp8, all GEMMs, stochastic": (
@@ -72,7 +72,8 @@ class Training:
         self.saved, self.runs = folder / "checkpoints", folder / "runs"
         self.command = [sys.executable, LAUNCHER, self.saved, "--model", "llama32-1b"]
         self.command += ["--dataset", "wikipedia", "--training-config", "tiny", *MODES[mode]]
-        self.command += ["--runs", self.runs, "--", "--save-interval", str(SAVE_EVERY)]
+        self.command += ["--runs", self.runs, "--keep-last", str(KEPT)]
+        self.command += ["--", "--save-interval", str(SAVE_EVERY)]
         self.command += ["--eval-interval", str(EVAL_EVERY)]
 
     def start(self, kill: Kill | None = None) -> tuple[int | None, str]:
@@ -157,7 +158,8 @@ def differences(whole: Training, other: Training) -> list[str]:
             found.append(f"{name} {now[name]!r}, not {was[name]!r}")
     if now["train_loss"] not in (was["train_loss"], None):
         found.append(f"train_loss {now['train_loss']!r}, not {was['train_loss']!r}")
-    if saved(other.saved) != saved(whole.saved):
+    # A kill between the last save and the removal after it leaves an older one.
+    if saved(other.saved)[-KEPT:] != saved(whole.saved):
         found.append(f"checkpoints {saved(other.saved)}")
     if (other.saved / LOCK).exists():
         found.append(f"{LOCK} is left")
@@ -165,9 +167,16 @@ def differences(whole: Training, other: Training) -> list[str]:
 
 
 def try_kills(
-    folder: Path, mode: str, whole: Training, kills: list[Kill]
+    folder: Path,
+    mode: str,
+    whole: Training,
+    kills: list[Kill],
+    after: Callable[[Training], None] = lambda training: None,
 ) -> tuple[list[Kill], list[str]]:
-    """Return the kills that came in time, and what differs once the training has ended."""
+    """Return the kills that came in time, and what differs once the training has ended.
+
+    `after` is called with the training after each of these kills.
+    """
     training, done = Training(folder, mode), []
     for kill in kills:
         code, said = training.start(kill)
@@ -176,6 +185,7 @@ def try_kills(
                 return done, [f"exit code {code}: {said[-1500:]}"]
             break
         done.append(kill)
+        after(training)
     code, said = training.start()
     if code:
         return done, [f"exit code {code}: {said[-1500:]}"]

@@ -64,15 +64,14 @@ class Starter:
         return self.done[key]
 
 
-def transformed_recipe(folder):
+def transformed_recipe(folder, rounding="nearest-even"):
     """The file of a recipe: mxfp8 at all sites, and a transform of all operands of attention."""
     types = ", ".join(f'{name} = "mxfp8"' for name in SITES)
-    keys = '{ hadamard = 16, signs = "random" }'
+    transform = {ATTENTION: ', hadamard = 16, signs = "random"'}
     rows = (
-        f'"{site.name}.{operand}" = {keys}\n'
+        f'"{site.name}.{operand}" = {{ rounding = "{rounding}"{transform.get(site.layer, "")} }}\n'
         for site in SITES.values()
         for operand in (site.lhs, site.rhs)
-        if site.layer == ATTENTION
     )
     path = folder / "transformed.toml"
     path.write_text(f"types = {{ {types} }}\n[operands]\n{''.join(rows)}")

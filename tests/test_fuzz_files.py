@@ -10,7 +10,6 @@ from .fuzz.limited import Ending
 from .fuzz.makers import COMMANDS, Case, Sound, make
 from .fuzz_files import GOOD, has_leaked, judge, try_group
 
-SLICE = {"payloads": 2, "runs": 4, "hf": 4, "tokenizers": 2}
 SEED = 1
 # What a command does, and how it is judged.
 PROGRAMS = {
@@ -29,9 +28,9 @@ PROGRAMS = {
 def test_no_file_of_a_slice_is_a_failure(tmp_path):
     sound = Sound(tmp_path / "sound")
     sound.make()
-    for group, count in SLICE.items():
-        counts = try_group(group, SEED, range(count), tmp_path / "cases", sound)
-        assert sum(counts.values()) == count
+    for group in COMMANDS:
+        counts = try_group(group, SEED, [0], tmp_path / "cases", sound)
+        assert sum(counts.values()) == 1
         assert {outcome for _, outcome in counts} <= set(GOOD), counts
 
 

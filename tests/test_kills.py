@@ -5,6 +5,7 @@ import random
 import subprocess
 
 import pytest
+from mqo.launch.checkpoints import checkpoint, saved, tracked
 
 pytest.importorskip("torch")
 from .kill_trainings import LAST, MODES, Kill, Training, try_kills
@@ -24,6 +25,7 @@ def whole(tmp_path_factory):
             made[mode] = Training(tmp_path_factory.mktemp("whole"), mode)
             code, said = made[mode].start()
             assert code == 0, said
+            assert saved(made[mode].saved) == ["4", "6", "8"]
         return made[mode]
 
     return get
@@ -31,10 +33,24 @@ def whole(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_training_killed_in_its_last_save_and_before_its_end_ends_the_same(whole, tmp_path):
+    """Though the newest checkpoint is damaged after the first kill, and another one half-saved."""
     kills = [Kill("save", LAST, 0, False), Kill("end", LAST, 0, True)]
-    done, found = try_kills(tmp_path / "killed", STOCHASTIC, whole(STOCHASTIC), kills)
+    said, stray = [], f"iter_{LAST:07d}/__7_7.distcp"
+
+    def after(training):
+        said.append(training.folders()[-1].log.read_text())
+        if len(said) == 1:
+            newest = checkpoint(training.saved, tracked(training.saved))
+            damaged = next(newest.glob("*.distcp"))
+            damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+            (training.saved / stray).write_bytes(b"half")
+
+    killed = tmp_path / "killed"
+    done, found = try_kills(killed, STOCHASTIC, whole(STOCHASTIC), kills, after)
     assert done == kills
     assert found == []
+    assert ["is damaged" in text for text in said] == [False, True]
+    assert not (killed / "checkpoints" / stray).exists()
 
 
 @pytest.mark.slow

@@ -46,20 +46,21 @@ NORM = "grad-norm"
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory, checkout_with):
-    """A function that trains a model; `rest` are arguments of `resolve`."""
+    """A function that trains a model, the small one unless `size` names another and its shrink."""
     folder = tmp_path_factory.mktemp("mamba")
     project = checkout_with(runs=folder / "runs")
     small = folder / "small.toml"
     small.write_text(MODEL)
 
-    def train(recipe=None, flags="", processes=1, *, model=small, coverage=False, **rest):
+    def train(recipe=None, flags="", processes=1, *, size=None, coverage=False, **rest):
+        model, shrink = size or (str(small), (1, 1))
         length = f"--micro-batch-size 2 --global-batch-size 4 --train-samples {4 * STEPS}"
         cell = resolve(
-            *(str(model), "wikipedia", "bf16", "smoke"),
+            *(model, "wikipedia", "bf16", "smoke"),
             extra_flags=tuple(f"{length} --eval-iters 0 {flags}".split()),
             cluster=Cluster(nproc_per_node=processes),
             recipe=recipe and read(recipe),
-            shrink=(1, 1) if model is small else None,
+            shrink=shrink,
             **rest,
         )
         return real_runs.run(project, cell, coverage=coverage)
@@ -67,10 +68,15 @@ def train(tmp_path_factory, checkout_with):
     return train
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["nvfp4", "mxfp8"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param("nvfp4", marks=pytest.mark.slow),
+        pytest.param("mxfp8", marks=pytest.mark.heavy),
+    ],
+)
 def test_a_recipe_quantizes_the_projections_and_resumes_bit_for_bit(train, tmp_path, recipe):
-    train = functools.partial(train, model="nemotron-h-8b")
+    train = functools.partial(train, size=("nemotron-h-8b", (32, 5)))
     whole = train(recipe, SHORT)
     losses = whole.read_metrics()[TRAIN_LOSS]
     assert len(losses) == STEPS and losses[-1][1] < losses[0][1]

@@ -27,7 +27,7 @@ RULES = "".join(
 # QuEST's transform needs sizes that are multiples of 128. Those of latent attention are not.
 ATTENTION = '[[rules]]\nlayers = "linear:decoder.layers.*.self_attention.*"\nquant_type = "ue5m3"\n'
 FLAGS = (
-    "--num-layers 6 --seq-length 64 --max-position-embeddings 64 "
+    "--num-layers 5 --seq-length 64 --max-position-embeddings 64 "
     f"--micro-batch-size 2 --global-batch-size 4 --train-samples {4 * LAST} "
     f"--save-interval {SAVED} --eval-iters 1 --eval-interval 2"
 ).split()
@@ -56,11 +56,16 @@ def train(project, recipe, model, checkpoints: Path):
     return real_runs.run(project, cell)
 
 
-EXPERTS = "--moe-ffn-hidden-size 128 --moe-shared-expert-intermediate-size 256"
+EXPERTS = (
+    "--moe-layer-freq [0]*1+[1]*4 --num-experts 4 --moe-router-topk 2 "
+    "--moe-ffn-hidden-size 128 --moe-shared-expert-intermediate-size 256"
+)
 MODELS = {"llama32-1b": [], "deepseek2_lite": EXPERTS.split()}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param("llama32-1b", marks=pytest.mark.heavy), "deepseek2_lite"]
+)
 def test_they_resume_and_replay_to_the_last_bit(checkout_with, vendored, recipe, model, tmp_path):
     project = checkout_with(runs=tmp_path / "runs")
     whole = train(project, recipe, model, tmp_path / "whole")

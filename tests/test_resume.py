@@ -1,17 +1,14 @@
 """Going on from a checkpoint, in the layout that saved it and in others: real runs."""
 
 import os
-import random
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 
-import psutil
 import pytest
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.finished import FILE, finished
@@ -233,14 +230,18 @@ def test_every_format_trains_all_linear_gemms_and_goes_on_bit_equal(
     assert ran == {(site, quant_type) for site in ("fprop", "dgrad", "wgrad")}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
-@pytest.mark.parametrize("way", ["nearest-even", "stochastic", "transformed"])
-def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, way):
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        pytest.param(True, id="stochastic, transformed", marks=pytest.mark.slow),
+        heavy(False, id="nearest-even"),
+    ],
+)
+def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, transformed):
     mode, own = "mxfp8", {"gemms": "all", "attention_gemms": "all"}
-    if way == "transformed":
-        mode, own = "bf16", {"recipe": real_runs.transformed_recipe(tmp_path)}
-    own |= {"rounding": way} if way == "stochastic" else {}
+    if transformed:
+        mode, own = "bf16", {"recipe": real_runs.transformed_recipe(tmp_path, "stochastic")}
     sizes = ("--train-samples", "24", "--global-batch-size", "4")
     own |= {"model": model, "training": "tiny"}
     whole = trained_in_two_parts(start, tmp_path, mode, flags=sizes, **own)
@@ -330,115 +331,6 @@ def test_layers_with_recipes_train_and_go_on_bit_equal(start, tmp_path, model):
             assert kinds == {"mxfp8"}
         else:
             assert kinds == {"nvfp4"}
-
-
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name == "nvfp4" else pytest.mark.heavy)
-        for name in recipes.names()
-    ],
-)
-def test_a_recipe_that_is_killed_goes_on_bit_equal(start, tmp_path, recipe):
-    whole = start("bf16", flags=EIGHT, checkpoint=tmp_path / "whole", recipe=recipe)
-    twin = Twin(tmp_path / "killed", whole, tmp_path / "whole")
-    twin.kill_when(lambda: twin.last_step() >= 5)
-    twin.finish()
-    assert twin.agrees_with(whole)
-
-
-EIGHT = (*TINY, "--train-samples", "64", "--save-interval", "2")
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_and_finds_damage_ends_as_one_that_was_not(start, tmp_path):
-    """SIGKILL in the sixth step, a damaged newest checkpoint, a half-saved one: the same losses."""
-    rest = {"schedule": ("linear: mxfp4 until 5, then mxfp8",), "keep_checkpoints": 3}
-    whole = start("linear_mxfp4", flags=EIGHT, checkpoint=tmp_path / "whole", **rest)
-    twin = Twin(tmp_path / "killed", whole, tmp_path / "whole")
-    twin.kill_when(lambda: twin.last_step() >= 6)
-    assert twin.tracked() in (4, 6)
-    newest = twin.saved / f"iter_{twin.tracked():07d}"
-    damaged = next(newest.glob("*.distcp"))
-    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
-    half = twin.saved / "iter_0000008"
-    half.mkdir()
-    (half / "__7_7.distcp").write_bytes(b"half")
-    assert f"mqo: the checkpoint of iteration {twin.tracked()} is damaged" in twin.finish()
-    assert twin.agrees_with(whole)
-    assert [iteration for iteration, _ in twin.checkpoints()] == [4, 6, 8]
-    assert not (half / "__7_7.distcp").exists()
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("mode", real_runs.MODES)
-def test_a_run_that_is_killed_at_any_time_ends_as_one_that_was_not(start, tmp_path, mode):
-    """SIGKILL at a step, then while it saves; in every mode."""
-    whole = start(mode, flags=EIGHT, checkpoint=tmp_path / "whole")
-    twin = Twin(tmp_path / "killed", whole, tmp_path / "whole")
-    step = random.Random(mode).randint(1, 5)
-    twin.kill_when(lambda: twin.last_step() >= step)
-    twin.kill_when(lambda: twin.is_saving(after=4))
-    twin.finish()
-    assert twin.agrees_with(whole)
-
-
-class Twin:
-    """A run's very command again, with a folder and checkpoints of its own."""
-
-    def __init__(self, folder, run, checkpoints):
-        folder.mkdir()
-        self.run, self.saved = RunFolder(folder), folder / "checkpoints"
-        self.run.quant_config.write_text(run.quant_config.read_text())
-        if (run.root / "plugins").exists():
-            shutil.copytree(run.root / "plugins", folder / "plugins")
-        command = run.command.read_text().replace(str(checkpoints), str(self.saved))
-        self.command = command.replace(str(run.quant_config), str(self.run.quant_config))
-
-    def kill_when(self, due):
-        """Start it, and kill it and all its children once `due()`."""
-        process = subprocess.Popen(["bash", "-c", self.command], stdout=subprocess.DEVNULL)
-        try:
-            while process.poll() is None and not due():
-                time.sleep(0.005)
-            assert process.poll() is None, "it ended before it could be killed"
-        finally:
-            parent = psutil.Process(process.pid)
-            # Workers are in sessions of their own, so it takes more than the group.
-            for one in (parent, *parent.children(recursive=True)):
-                with suppress(psutil.NoSuchProcess):
-                    one.kill()
-            process.wait()
-
-    def finish(self):
-        """What it prints when it is left to end."""
-        done = subprocess.run(["bash", "-c", self.command], capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-        return done.stdout
-
-    def last_step(self):
-        rows = self.run.read_metrics().get(TRAIN_LOSS) if self.run.metrics.exists() else None
-        return rows[-1][0] if rows else 0
-
-    def checkpoints(self):
-        """(iteration, folder) of all, complete or not."""
-        folders = sorted(self.saved.glob("iter_*"))
-        return [(int(folder.name.removeprefix("iter_")), folder) for folder in folders]
-
-    def is_saving(self, after):
-        return any(iteration > max(after, self.tracked()) for iteration, _ in self.checkpoints())
-
-    def tracked(self):
-        return tracked(self.saved)
-
-    def agrees_with(self, whole):
-        """Whether it made the same steps, some of them twice, with the same losses to the bit."""
-        expected, rows = dict(losses(whole)[0]), losses(self.run)[0]
-        assert len(expected) == 8
-        assert len(rows) > 8
-        return {step for step, _ in rows} == set(expected) and all(
-            loss == expected[step] for step, loss in rows
-        )
 
 
 NODE = """
