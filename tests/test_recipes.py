@@ -1,7 +1,5 @@
 """Recipes in real runs: what switches change in a first step, and which layers stay out."""
 
-import json
-
 import pytest
 from mqo.errors import RunError
 from mqo.launch import run as launch
@@ -40,8 +38,13 @@ def first_step(start):
     return run
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        pytest.param("nvfp4", marks=pytest.mark.slow),
+        pytest.param("mxfp8", marks=pytest.mark.heavy),
+    ],
+)
 def test_grouped_experts_have_the_losses_and_records_of_experts_one_by_one(start, recipe):
     runs = []
     for flags in ((), ("--moe-grouped-gemm",)):
@@ -105,15 +108,6 @@ def test_a_recipe_that_leaves_most_unquantized_is_refused(checkout_with, tmp_pat
     )
     project, recipe = checkout_with(runs=tmp_path / "runs"), recipes.read(str(path))
     flags = tuple(SIZES.split())
-
-    def train(**rest):
-        rest |= {"recipe": recipe, "extra_flags": flags}
-        config = resolve("llama32-1b", "wikipedia", "bf16", "smoke", **rest)
-        return launch.run(project, config, report=lambda text: None)
-
+    config = resolve("llama32-1b", "wikipedia", "bf16", "smoke", recipe=recipe, extra_flags=flags)
     with pytest.raises(RunError, match="few quantizes"):
-        train()
-    result = train(allow_mostly_unquantized=True)
-    coverage = json.loads((project.runs / result.run / "coverage.json").read_text())
-    kinds = {row["quant_type"] for row in coverage["products"] if ".mlp." in row["layer"]}
-    assert kinds == {"none"}
+        launch.run(project, config, report=lambda text: None)

@@ -248,7 +248,9 @@ def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, transfo
     rows = stats_of(whole)
     ran = {(row["site"], row["quant_type"]) for row in rows if row["quant_type"] != "excluded"}
     assert ran == {(site, "mxfp8") for site in SITES}
-    assert {row["operand"] for row in rows if row["site"] in ("dq", "dk")} == {"ds", "key", "query"}
+    assert {(row["site"], row["operand"]) for row in rows} == {
+        (name, operand) for name, site in SITES.items() for operand in (site.lhs, site.rhs)
+    }
     calls = {row["calls"] for row in rows if row["site"] in ATTENTION_BACKWARD}
     assert len(calls) == 1
 
@@ -302,8 +304,13 @@ types = { fprop = "mxfp4", dgrad = "mixed", wgrad = "mixed" }
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("model", ["llama32-1b", "deepseek2_lite"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param("deepseek2_lite", marks=pytest.mark.slow),
+        pytest.param("llama32-1b", marks=pytest.mark.heavy),
+    ],
+)
 def test_layers_with_recipes_train_and_go_on_bit_equal(start, tmp_path, model):
     path = tmp_path / "layered.toml"
     path.write_text(LAYERED)

@@ -188,6 +188,8 @@ def test_a_recipe_must_quantize_most_of_what_it_is_for(
         return
     with pytest.raises(RunError, match=share):
         coverage.check_share(config, found)
+    allowed = toy("bf16", recipe=Recipe.load(path), allow_mostly_unquantized=True)
+    coverage.check_share(allowed, found)
 
 
 def test_every_linear_layer_has_its_three_products_with_their_shapes(measured):
