@@ -10,7 +10,6 @@ import torch
 from mqo.project import Project
 from mqo.quant import QuantSpec, check_quantizer, fake_quantize, quantize_model, sqnr
 from mqo.quant.plugin_file import load_quantizers
-from mqo.quant.plugin_source import declared
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.stochastic import derive_seed, draws, split_seed
 from torch import nn
@@ -399,11 +398,6 @@ def test_elements_of_nvfp4_that_do_not_saturate_are_unbiased():
 
 
 # -- as a plugin -----------------------------------------------------------------------------------
-
-
-def test_a_run_reads_its_declaration_without_running_it():
-    assert declared(FILE) == {"averis": PLUGINS["averis"]}
-    assert dict(PLUGINS["averis"].options) == {"format": "nvfp4", "rounding": "stochastic"}
 
 
 def test_a_model_trains_with_it():

@@ -9,8 +9,6 @@ import torch
 from mqo.project import Project
 from mqo.quant import QuantSpec, check_quantizer, fake_quantize, quantize_model, sqnr
 from mqo.quant.plugin_file import load_quantizers
-from mqo.quant.plugin_source import declared
-from mqo.quant.plugins import PLUGINS
 from mqo.quant.stochastic import split_seed
 from torch import nn
 
@@ -208,10 +206,6 @@ def test_it_passes_the_check_and_is_found_unbiased():
     assert report.passed
     faults = {finding.check: finding.fault for finding in report.findings}
     assert faults["stochastic rounding is unbiased"] == ""
-
-
-def test_a_run_reads_its_declaration_without_running_it():
-    assert declared(FILE) == {"ms_eden": PLUGINS["ms_eden"]}
 
 
 @pytest.mark.parametrize("recipe", GRADIENTS)

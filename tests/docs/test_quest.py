@@ -12,13 +12,11 @@ from mqo.project import Project
 from mqo.quant import (
     QuantizerError,
     QuantSpec,
-    check_quantizer,
     fake_quantize,
     quantize_model,
     sqnr,
 )
 from mqo.quant.plugin_file import load_quantizers
-from mqo.quant.plugin_source import declared
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.recipe import Recipe
 from torch import nn
@@ -353,15 +351,3 @@ def test_a_model_trains_with_the_recipe():
 def test_the_head_stays_unquantized():
     model = nn.Sequential(OrderedDict(up=nn.Linear(128, 128), lm_head=nn.Linear(128, 64)))
     assert quantize_model(model, RECIPE).layers == ("up",)
-
-
-# -- as a plugin -----------------------------------------------------------------------------------
-
-
-def test_it_passes_the_check():
-    report = check_quantizer("quest")
-    assert report.passed, str(report)
-
-
-def test_a_run_reads_its_declaration_without_running_it():
-    assert declared(FILE) == {"quest": PLUGINS["quest"]}

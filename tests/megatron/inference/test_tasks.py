@@ -219,7 +219,10 @@ def test_shots_and_a_limit_are_as_asked_unless_the_task_has_no_examples(saved, f
 
 
 @pytest.mark.slow
-def test_a_task_that_cannot_be_made_is_refused_and_why(folder, tmp_path):
+def test_a_task_that_cannot_be_made_is_refused_and_why(folder, tmp_path, monkeypatch):
+    # As mqo.program sets it; else the harness tries the hub for 20 s.
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     place = folder("lacking", data=tmp_path / "nowhere.jsonl")
     with pytest.raises(SavedError, match=r"task lacking .*nowhere\.jsonl"):
         load(["lacking"], place)

@@ -26,10 +26,12 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 SPECIALS = (0.0, -0.0, math.inf, -math.inf, math.nan, 65504.0, 3.3e38, 2.0**-149, -(2.0**-130))
 
 
-@pytest.fixture(autouse=True)
-def _reference(monkeypatch):
-    """All backends give the same bits (test_cpu.py); the reference compiles nothing."""
-    monkeypatch.setenv(ENVIRONMENT_VARIABLE, "reference")
+@pytest.fixture(scope="module", autouse=True)
+def without_kernels():
+    """The reference quantizes: a kernel for each choice takes long to compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ENVIRONMENT_VARIABLE, "reference")
+        yield
 
 
 class Calls(TorchDispatchMode):

@@ -9,6 +9,9 @@ from mqo.project import Project
 from mqo.quant.plugin_check import _CHECKS, check_file, check_quantizer
 from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_decorators import end_step, estimator, quantizer
+from mqo.quant.plugin_file import load_quantizers
+from mqo.quant.plugin_source import declared
+from mqo.quant.plugins import PLUGINS
 
 ROOT = Project.here().root
 
@@ -35,13 +38,15 @@ def test_four_over_six_passes_and_has_a_table():
     assert report.ms_per_mb > 0
 
 
-EXAMPLES = sorted(path.stem for path in (ROOT / "tools/mqo/quant/recipes").glob("*.py"))
+EXAMPLES = sorted((ROOT / "tools/mqo/quant/recipes").glob("*.py"))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_each_example_passes(name):
-    runpy.run_path(str(ROOT / f"tools/mqo/quant/recipes/{name}.py"))
-    assert faults_of(name) == set()
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_each_example_passes_and_is_declared_without_running_it(path):
+    load_quantizers(path)
+    assert path.stem in PLUGINS
+    assert declared(path) == PLUGINS
+    assert not set().union(*map(faults_of, PLUGINS))
 
 
 def test_only_sizes_that_a_quantizer_accepts_are_tried():

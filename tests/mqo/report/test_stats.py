@@ -1,20 +1,29 @@
 """`mqo stats`: the tables of saved tensors, measured by the real program."""
 
-import functools
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from mqo.errors import DataError, RunError
 from mqo.project import Project
-from mqo.quant import formats
+from mqo.quant import backend, formats
 from mqo.report import stats as report
 from mqo.report.stats import TensorStats, measure, stats_lines
 
 torch = pytest.importorskip("torch")
 TREE = Project.here().tree
 FPROP, PV = "fprop/decoder.layers.0.mlp.linear_fc1/x", "pv/decoder.layers.0.core/value"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_kernels():
+    """The program computes with the reference: a kernel for each choice takes long to compile."""
+    with pytest.MonkeyPatch.context() as patch:
+        variables = {backend.ENVIRONMENT_VARIABLE: "reference"}
+        patch.setattr(report, "ask", partial(report.ask, variables=variables))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +36,6 @@ def dump(tmp_path_factory):
     path = tmp_path_factory.mktemp("a run") / "iteration_1_rank_0.safetensors"
     save_file({FPROP: normal, PV: normal.bfloat16(), "ids": torch.arange(4)}, path)
     return path
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _reference():
-    """All backends give the same bits (quant/test_cpu.py); the reference compiles nothing."""
-    from mqo.quant.backend import ENVIRONMENT_VARIABLE
-
-    own = functools.partial(report.ask, variables={ENVIRONMENT_VARIABLE: "reference"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "ask", own)
-        yield
 
 
 @pytest.fixture(scope="module")

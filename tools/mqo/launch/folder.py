@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 
 from pydantic import BaseModel, Field
@@ -69,6 +70,7 @@ def loaded_packages(run: RunFolder) -> dict[str, str] | None:
     return parsed(run.packages, dict[str, str]) if run.packages.is_file() else None
 
 
+@cache  # reading the metadata of hundreds takes 0.1 s
 def packages() -> dict[str, str]:
     """Return {name: version} of the installed packages."""
     read = (distribution.metadata for distribution in importlib.metadata.distributions())

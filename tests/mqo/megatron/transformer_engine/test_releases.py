@@ -10,9 +10,11 @@ import pytest
 from ....get_packages import ENGINE_WHEELS, ENGINES, ROOT
 
 HERE = Path(__file__).parent
-NEWEST, *OLDER = ENGINE_WHEELS
+NEWEST, *MIDDLE, OLDEST = ENGINE_WHEELS
+# Our code distinguishes the oldest release from the others.
+MARKS = {NEWEST: (), OLDEST: pytest.mark.slow} | dict.fromkeys(MIDDLE, pytest.mark.heavy)
 releases = pytest.mark.parametrize(
-    "version", [NEWEST, *(pytest.param(version, marks=pytest.mark.slow) for version in OLDER)]
+    "version", [pytest.param(version, marks=mark) for version, mark in MARKS.items()]
 )
 
 
