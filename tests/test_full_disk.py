@@ -14,7 +14,7 @@ from mqo.runs import RunFolder
 
 pytest.importorskip("torch")
 pytest.importorskip("modelopt")
-from . import real_runs
+from . import forking, real_runs
 from .real_runs import TINY
 from .vendored_tree import PROJECT
 
@@ -164,6 +164,8 @@ def fill(disk, free):
 
 
 def run(words, **options):
+    if words[: len(MQO)] == MQO:
+        words = forking.launcher(sys.executable, *words[1:])
     words = [str(word) for word in words]
     options = {"stdout": subprocess.PIPE} | options
     return subprocess.run(words, stderr=subprocess.PIPE, text=True, **options)

@@ -1,7 +1,6 @@
 """Which flags of the user's make another model: all that the published models have, and more."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -9,6 +8,8 @@ from mqo.launch import architecture
 from mqo.launch.architecture import architecture_changes, architecture_flags
 from mqo.launch.command import flag_table
 from mqo.matrix import tables
+
+from ... import forking
 
 MODELS = tables.models()
 SWITCHES = ["--swiglu", "--disable-bias-linear", "--multi-latent-attention", "--qk-layernorm"]
@@ -67,8 +68,7 @@ json.dump([name for action in parser._actions for name in action.option_strings]
 
 def test_every_flag_of_the_tables_is_one_of_megatrons(vendored):
     """A name that Megatron does not know would never be found in a command."""
-    command = [sys.executable, "-W", "ignore", "-c", LIST, str(vendored.root)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = forking.run([sys.executable, "-W", "ignore", "-c", LIST, vendored.root])
     assert done.returncode == 0, done.stderr[-2000:]
     known = json.loads(done.stdout.splitlines()[-1])
     assert len(known) > 500

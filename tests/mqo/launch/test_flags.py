@@ -23,6 +23,7 @@ from mqo.matrix import generate, tables
 from mqo.recipes import recipe as recipes
 from mqo.runs import RunFolder
 
+from ... import forking
 from ...get_packages import ENGINE_WHEELS, ENGINES, ROOT
 
 NEWEST = next(iter(ENGINE_WHEELS))
@@ -214,7 +215,7 @@ from megatron.training import arguments
 full = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
 arguments.add_megatron_arguments = lambda empty: full
 found = []
-for world, words in json.load(sys.stdin):
+for world, words in json.load(open(sys.argv[2])):
     os.environ["WORLD_SIZE"] = str(world)
     sys.argv = ["pretrain_gpt.py", *words]
     with contextlib.redirect_stdout(sys.stderr):
@@ -247,7 +248,7 @@ def on(cell, processes):
     return cell.model_copy(update={"placement": where})
 
 
-def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
+def test_upstreams_parser_takes_the_flags_of_every_script(vendored, tmp_path):
     """All cells in each training configuration, on one CPU and on eight GPUs; equal ones once."""
     pytest.importorskip("torch")
     asked = {}
@@ -264,12 +265,11 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
                 words = tuple(megatron_flags(cell, machine, *NOWHERE))
                 asked[(world, words)] = cell, gpus
     assert len(asked) == len(tables.script_models()) * len(tables.trainings()) * 2
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", PARSE, vendored.root],
-        input=json.dumps(list(asked)),
+    file = tmp_path / "words.json"
+    file.write_text(json.dumps(list(asked)))
+    done = forking.run(
+        [sys.executable, "-W", "ignore", "-c", PARSE, vendored.root, file],
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     for (cell, gpus), found in zip(asked.values(), json.loads(done.stdout), strict=True):
@@ -285,7 +285,7 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored):
 
 
 @pytest.mark.skipif(not (ENGINES / NEWEST).exists(), reason="python tests/get_packages.py")
-def test_upstreams_parser_takes_every_mode_and_recipe_with_transformer_engine(vendored):
+def test_upstreams_parser_takes_every_mode_and_recipe_with_transformer_engine(vendored, tmp_path):
     """With its real Python code, whose version and parts upstream's validation looks at."""
     pytest.importorskip("torch")
     words, given = {}, ("--transformer-impl", "transformer_engine", "--bf16")
@@ -299,9 +299,10 @@ def test_upstreams_parser_takes_every_mode_and_recipe_with_transformer_engine(ve
             types = of.quantization.types
             quantizes = any(types[site] != "none" for site in tables.LINEAR_SITES["all"])
             words[(1, found)] = quantizes
+    file = tmp_path / "words.json"
+    file.write_text(json.dumps(list(words)))
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITH_ENGINE + PARSE, vendored.root],
-        input=json.dumps(list(words)),
+        [sys.executable, "-W", "ignore", "-c", WITH_ENGINE + PARSE, vendored.root, file],
         env={**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "MQO_TEST_ENGINE": NEWEST},
         cwd=ROOT,
         capture_output=True,

@@ -1,8 +1,9 @@
 """Upstream's FLOPs of a step of some models.
 
-    python tests/mqo/megatron/count_flops.py Megatron-LM < JOBS > FLOPS
+    python tests/mqo/megatron/count_flops.py Megatron-LM JOBS > FLOPS
 
-JOBS is a JSON list of lists of Megatron's flags; FLOPS has a number for each. test_flops.py judges.
+The file JOBS is a JSON list of lists of Megatron's flags; FLOPS has a number for each.
+test_flops.py judges.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from pathlib import Path
 
 
 def main():
-    jobs = json.load(sys.stdin)
+    jobs = json.loads(Path(sys.argv[2]).read_text())
     with contextlib.redirect_stdout(sys.stderr):  # upstream prints its arguments
         sys.path.insert(0, str(Path(sys.argv[1]).resolve()))
         os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "WORLD_SIZE": "1", "RANK": "0"}

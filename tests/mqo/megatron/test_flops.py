@@ -1,7 +1,6 @@
 """The FLOPs in upstream's log: of HybridModels, against GPTs and against the products."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,8 @@ from mqo.launch.config import resolve
 from mqo.launch.flags import vocabulary_flags
 from mqo.matrix import tables
 from mqo.overlay.series import Series
+
+from ... import forking
 
 PROGRAM = Path(__file__).with_name("count_flops.py")
 # {model: layers that are no blocks of a GPT}
@@ -33,19 +34,16 @@ CASES |= {
 
 
 @pytest.fixture(scope="module")
-def counted(vendored):
+def counted(vendored, tmp_path_factory):
     """{case: upstream's FLOPs of a micro-batch}, all of them by one process."""
     pytest.importorskip("torch")
     jobs = [
         coverage.one_process_flags(config, vocabulary_flags(config.experiment))
         for config in CASES.values()
     ]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", PROGRAM, vendored.root],
-        input=json.dumps(jobs),
-        capture_output=True,
-        text=True,
-    )
+    file = tmp_path_factory.mktemp("jobs") / "jobs.json"
+    file.write_text(json.dumps(jobs))
+    done = forking.run([sys.executable, "-W", "ignore", PROGRAM, vendored.root, file])
     assert done.returncode == 0, done.stderr[-2000:]
     return dict(zip(CASES, json.loads(done.stdout), strict=True))
 

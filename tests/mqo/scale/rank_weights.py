@@ -1,13 +1,13 @@
 """The weights of single ranks of large jobs: upstream's model, built on the meta device.
 
-    python tests/mqo/scale/rank_weights.py Megatron-LM < JOBS > FACTS
+    python tests/mqo/scale/rank_weights.py Megatron-LM JOBS > FACTS
 
-JOBS is a JSON list of {"world": processes, "rank": which of them, "flags": [Megatron's]}; FACTS has
-a row a job: "dense" and "expert" weights of that rank, and upstream's own estimates in bytes, of
-weights with optimizer ("static_bytes") and of activations ("activation_bytes"). No process
-talks to another: the group is torch's fake one, so that one machine can be rank 5 of 64.
+The file JOBS is a JSON list of {"world": processes, "rank": which of them, "flags": [Megatron's]};
+FACTS has a row a job: "dense" and "expert" weights of that rank, and upstream's own estimates in
+bytes, of weights with optimizer ("static_bytes") and of activations ("activation_bytes"). No
+process talks to another: the group is torch's fake one, so that one machine can be rank 5 of 64.
 
-The argument names the tree. test_weights.py judges.
+The first argument names the tree. test_weights.py judges.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def main() -> None:
     """Read the jobs, write a row for each."""
     with contextlib.redirect_stdout(sys.stderr):  # upstream prints its arguments
         take_over()
-        rows = [row(**job) for job in json.load(sys.stdin)]
+        rows = [row(**job) for job in json.loads(Path(sys.argv[2]).read_text())]
     print(json.dumps(rows))
 
 

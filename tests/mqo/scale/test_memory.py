@@ -1,7 +1,6 @@
 """What is computed of a GPU's memory, against what upstream's own model keeps and holds."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from mqo.scale.memory import (
     stage_memory,
 )
 
+from ... import forking
 from .arithmetic import of_mode
 
 STANDARD = tables.trainings()["standard"]
@@ -29,9 +29,7 @@ def counted(vendored):
     """{case: values a token that autograd holds of a layer of a small model}."""
     pytest.importorskip("torch")
     program = Path(__file__).with_name("count_kept.py")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", program, vendored.root], capture_output=True, text=True
-    )
+    done = forking.run([sys.executable, "-W", "ignore", program, vendored.root])
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)
 

@@ -1,7 +1,6 @@
 """Each rank's weights, against upstream's own model on the meta device at the same sizes."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,8 @@ from mqo.launch.machine import Machine
 from mqo.matrix import tables
 from mqo.scale.layout import Layout
 from mqo.scale.weights import padded_vocabulary, rank_weights
+
+from ... import forking
 
 PROGRAM = Path(__file__).with_name("rank_weights.py")
 # Model, layout, a rank, and its stage: each size that a plan may have.
@@ -124,16 +125,13 @@ def experiments(paths):
 
 
 @pytest.fixture(scope="module")
-def built(vendored, experiments):
+def built(vendored, experiments, tmp_path_factory):
     """{model, layout, rank: upstream's counts}, all of them by one process."""
     pytest.importorskip("torch")
     jobs = [meta_job(experiments[name], layout, rank) for name, layout, rank, _ in RANKS]
-    done = subprocess.run(
-        [sys.executable, "-I", "-W", "ignore", PROGRAM, vendored.root],
-        input=json.dumps(jobs),
-        capture_output=True,
-        text=True,
-    )
+    file = tmp_path_factory.mktemp("jobs") / "jobs.json"
+    file.write_text(json.dumps(jobs))
+    done = forking.run([sys.executable, "-I", "-W", "ignore", PROGRAM, vendored.root, file])
     assert done.returncode == 0, done.stderr[-2000:]
     rows = json.loads(done.stdout)
     return {one[:3]: row for one, row in zip(RANKS, rows, strict=True)}
