@@ -200,13 +200,16 @@ def test_the_smallest_tensors(assert_same_bits, kind, dtype, shape):
         assert_like_reference(assert_same_bits, x, QuantSpec(kind), 0)
 
 
-@every_kind
-@pytest.mark.parametrize("block", BLOCK_SIZES)
+# Many formats have a block size of their own.
+SPECS = dict.fromkeys(QuantSpec(kind, block=block) for kind in KINDS for block in BLOCK_SIZES)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{spec.quant_type}, {spec.tile_text}")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_large_tensors_in_two_threads(assert_same_bits, two_threads, kind, block, dtype, axis):
+def test_large_tensors_in_two_threads(assert_same_bits, two_threads, spec, dtype, axis):
     x = wild(3, 261, 331, dtype=dtype)  # more than one share for each thread, and odd ends
-    assert_like_reference(assert_same_bits, x, QuantSpec(kind, block=block), axis)
+    assert_like_reference(assert_same_bits, x, spec, axis)
 
 
 # -- out ---------------------------------------------------------------------------------------

@@ -1,4 +1,5 @@
 import difflib
+import itertools
 import json
 import os
 import subprocess
@@ -584,8 +585,9 @@ def test_git_sees_the_modified_files_alone_and_nothing_after_restore(root):
 # -- our tree ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value", ["mxfp8", "mxfp4", "hifp8"])
-@pytest.mark.parametrize("site", formats.SITES)
+@pytest.mark.parametrize(
+    ("site", "value"), zip(formats.SITES, itertools.cycle(["mxfp8", "mxfp4", "hifp8"]))
+)
 def test_every_literal_of_our_tree_is_set_alone_and_restored(ours, site, value):
     before = everything(ours)
     modifier.modify(ours, {site: value})
