@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,6 +35,11 @@ SAVED_HALFWAY = (
     "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
     f"--global-batch-size 4 --train-samples {4 * LAST} --save-interval {SAVED}"
 )
+EXPERTS = (
+    "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
+    "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
+)
+RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 # Adam turns the rounding noise of a small gradient into a whole step, and a quantizer a small
 # difference into a whole rounding step: with short steps a few of them stay comparable.
 SHORT_STEPS = "--lr 2e-5 --min-lr 2e-6"
@@ -101,6 +107,14 @@ def tracked(checkpoints):
     """The newest complete iteration, 0 without one."""
     tracker = checkpoints / "latest_checkpointed_iteration.txt"
     return int(tracker.read_text() or 0) if tracker.exists() else 0
+
+
+def continued(saved, step, folder):
+    """A folder of checkpoints in which this step is the newest."""
+    name = f"iter_{step:07d}"
+    shutil.copytree(saved / name, folder / name)
+    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
+    return folder
 
 
 def in_pattern(name):

@@ -1,7 +1,5 @@
 """A HybridModel continues a GPT's training and its own, and programs read its checkpoints."""
 
-import shutil
-
 import pytest
 from mqo.launch import convert
 from mqo.launch.config import Cluster
@@ -10,7 +8,7 @@ from mqo.launch.forward_pass import SavedModel
 from mqo.runs import KD_LOSS, TRAIN_LOSS
 
 pytest.importorskip("torch")
-from .real_runs import losses
+from .real_runs import continued, losses
 
 STEPS = ("--train-samples", "24", "--global-batch-size", "4", "--save-interval", "2")
 SHARDED = ("--use-distributed-optimizer",)
@@ -20,14 +18,6 @@ MODELS = [
     pytest.param("llama31-8b", SHARDED, marks=pytest.mark.heavy),
     pytest.param("deepseek2_lite", SHARDED, marks=pytest.mark.heavy),
 ]
-
-
-def continued(saved, step, folder):
-    """A folder of checkpoints in which this step is the newest."""
-    name = f"iter_{step:07d}"
-    shutil.copytree(saved / name, folder / name)
-    (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
-    return folder
 
 
 @pytest.mark.parametrize(("model", "flags"), MODELS)

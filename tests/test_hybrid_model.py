@@ -7,12 +7,11 @@ from mqo.runs import TRAIN_LOSS
 pytest.importorskip("torch")
 
 from . import real_runs
-from .real_runs import in_pattern
+from .real_runs import RECOMPUTED, in_pattern
 from .vendored_tree import PROJECT as PROJECT
 
 STEPS = 8
 LENGTH = f"--global-batch-size 4 --micro-batch-size 2 --train-samples {4 * STEPS} --eval-interval 4"
-RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 LAYOUTS = {
     "one process": "",
     "recomputed": RECOMPUTED,

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 from safetensors.torch import load_file
 
 from . import real_runs
-from .real_runs import SHORT_STEPS, in_pattern
+from .real_runs import EXPERTS, RECOMPUTED, SHORT_STEPS, in_pattern
 from .vendored_tree import PROJECT as PROJECT
 
 STEPS = 10
@@ -23,10 +23,6 @@ SIZES = (
     "--num-layers 4 --hidden-size 64 --ffn-hidden-size 128 --num-attention-heads 4 "
     "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
     "--global-batch-size 4 --train-samples 40 --lr 1e-4 --min-lr 1e-5 --eval-iters 0"
-)
-EXPERTS = (
-    "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
-    "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
 )
 # Fewer groups than heads are no part of its attention.
 LATENT = (
@@ -70,7 +66,6 @@ INTERLEAVED = Layout(
 CONTEXT = Layout(2, "--context-parallel-size 2")
 EXPERT = Layout(2, "--expert-model-parallel-size 2 --moe-token-dispatcher-type alltoall")
 
-RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 PAIRS = {
     "tensor x pipeline, recomputed": (
         "dense",

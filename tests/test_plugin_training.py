@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 import torch
 
 from . import forking, real_runs
-from .real_runs import STEPS, TINY, losses, stats_of
+from .real_runs import EXPERTS, RECOMPUTED, STEPS, TINY, continued, losses, stats_of
 from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
@@ -54,10 +54,6 @@ def kind_of(letter):
 MODE = "mine"
 SITES = ("fprop", "dgrad", "wgrad", "qk", "pv")
 
-EXPERTS = (
-    "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
-    "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
-)
 EXPERT = f"{EXPERTS} --moe-token-dispatcher-type alltoall --expert-model-parallel-size 2"
 # Ranks share the experts, and the data of all other layers.
 SHARED = {
@@ -272,7 +268,6 @@ SIZES = (
 )
 TENSOR = "--tensor-model-parallel-size 2 --sequence-parallel"
 PIPELINE = "--pipeline-model-parallel-size 2"
-RECOMPUTED = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
 
 
 @pytest.fixture(scope="module")
@@ -289,9 +284,7 @@ def train(tmp_path_factory, checkout_with):
         if key not in done:
             checkpoints = tmp_path_factory.mktemp("checkpoints")
             if start:
-                name = f"iter_{HALF:07d}"
-                shutil.copytree(start / name, checkpoints / name)
-                (checkpoints / "latest_checkpointed_iteration.txt").write_text(str(HALF))
+                continued(start, HALF, checkpoints)
             cell = resolve(
                 *("llama32-1b", "wikipedia", mode, "smoke"),
                 extra_flags=tuple(f"{SIZES} {flags}".split()),

@@ -1,6 +1,5 @@
 """The quantizers of tools/mqo/quant/recipes train together, resume and replay to the last bit."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from mqo.recipes import recipe as recipes
 
 pytest.importorskip("torch")
 from . import real_runs
-from .real_runs import LAST, SAVED, losses, stats_of
+from .real_runs import LAST, SAVED, continued, losses, stats_of
 from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
@@ -69,10 +68,7 @@ MODELS = {"llama32-1b": [], "deepseek2_lite": EXPERTS.split()}
 def test_they_resume_and_replay_to_the_last_bit(checkout_with, vendored, recipe, model, tmp_path):
     project = checkout_with(runs=tmp_path / "runs")
     whole = train(project, recipe, model, tmp_path / "whole")
-    half = tmp_path / "half"
-    saved = f"iter_{SAVED:07d}"
-    shutil.copytree(tmp_path / "whole" / saved, half / saved)
-    (half / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
+    half = continued(tmp_path / "whole", SAVED, tmp_path / "half")
     rest = train(project, recipe, model, half)
     assert [step for step, _ in losses(whole)[0]] == list(range(1, LAST + 1))
     assert losses(rest)[0] == losses(whole)[0][SAVED:]

@@ -23,12 +23,14 @@ from mqo.scale.layout import Layout as Planned
 pytest.importorskip("torch")
 from . import real_runs
 from .real_runs import (
+    EXPERTS,
     LAST,
     SAVED,
     SAVED_HALFWAY,
     SHORT_STEPS,
     STEPS,
     TINY,
+    continued,
     losses,
     stats_of,
     tracked,
@@ -36,10 +38,6 @@ from .real_runs import (
 from .vendored_tree import PROJECT
 
 SIZES = f"{SAVED_HALFWAY} {SHORT_STEPS} --eval-iters 0"
-EXPERTS = (
-    "--num-experts 4 --moe-router-topk 2 --moe-router-pre-softmax --moe-router-dtype fp32 "
-    "--moe-ffn-hidden-size 64 --moe-aux-loss-coeff 0.01"
-)
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,7 @@ def train(tmp_path_factory, checkout_with):
             saved = train(start)[0] if start else None
             place = root / f"checkpoints {len(done)}"
             if saved:
-                name = f"iter_{SAVED:07d}"
-                shutil.copytree(saved / name, place / name)
-                (place / "latest_checkpointed_iteration.txt").write_text(str(SAVED))
+                continued(saved, SAVED, place)
             done[layout, start] = place, run(layout, place)
         return done[layout, start]
 
