@@ -31,89 +31,34 @@ def run(project, tmp_path):
     return found
 
 
-def unsigned(run):
-    run.origin.unlink()
+def link(path, target):
+    path.rename(target)
+    path.symlink_to(target)
 
 
-def wrongly_signed(run):
-    run.origin.write_text("0" * 64)
+CHANGES = {
+    "unsigned": lambda run: run.origin.unlink(),
+    "wrongly signed": lambda run: run.origin.write_text("0" * 64),
+    "not text": lambda run: run.origin.write_bytes(b"\xff" * 64),
+    "another command": lambda run: run.command.write_text("rm -rf /"),
+    "another source": lambda run: (run.source / "megatron/a.py").write_text("a = 2"),
+    "more source": lambda run: (run.source / "sitecustomize.py").write_text(""),
+    "less source": lambda run: (run.source / "megatron/a.py").unlink(),
+    "moved source": lambda run: (run.source / "megatron/a.py").rename(run.source / "megatron/b.py"),
+    "other options": lambda run: run.quant_config.write_text("[]"),
+    "another configuration": lambda run: run.config.write_text("[]"),
+    "linked source": lambda run: link(run.source / "megatron/a.py", run.root / "a.py"),
+    "another quantizer": lambda run: (run.plugins / "mine/mine.py").write_text("a = 2"),
+    "another module": lambda run: (run.plugins / "mine/helper.py").write_text("a = 2"),
+    "more modules": lambda run: (run.plugins / "mine/torch.py").write_text(""),
+    "fewer modules": lambda run: (run.plugins / "mine/helper.py").unlink(),
+    "moved quantizer": lambda run: (run.plugins / "mine").rename(run.plugins / "other"),
+    "linked quantizer": lambda run: link(run.plugins / "mine/mine.py", run.root / "mine.py"),
+    "linked folder": lambda run: link(run.plugins / "mine", run.root / "mine"),
+}
 
 
-def not_text(run):
-    run.origin.write_bytes(b"\xff" * 64)
-
-
-def another_command(run):
-    run.command.write_text("rm -rf /")
-
-
-def another_source(run):
-    (run.source / "megatron/a.py").write_text("a = 2")
-
-
-def more_source(run):
-    (run.source / "sitecustomize.py").write_text("")
-
-
-def less_source(run):
-    (run.source / "megatron/a.py").unlink()
-
-
-def moved_source(run):
-    (run.source / "megatron/a.py").rename(run.source / "megatron/b.py")
-
-
-def other_options(run):
-    run.quant_config.write_text("[]")
-
-
-def another_configuration(run):
-    run.config.write_text("[]")
-
-
-def linked_source(run):
-    (run.source / "megatron/a.py").rename(run.root / "a.py")
-    (run.source / "megatron/a.py").symlink_to(run.root / "a.py")
-
-
-def another_quantizer(run):
-    (run.plugins / "mine/mine.py").write_text("a = 2")
-
-
-def another_module_of_a_quantizer(run):
-    (run.plugins / "mine/helper.py").write_text("a = 2")
-
-
-def more_modules_of_a_quantizer(run):
-    (run.plugins / "mine/torch.py").write_text("")
-
-
-def fewer_modules_of_a_quantizer(run):
-    (run.plugins / "mine/helper.py").unlink()
-
-
-def moved_quantizer(run):
-    (run.plugins / "mine").rename(run.plugins / "other")
-
-
-def linked_quantizer(run):
-    (run.plugins / "mine/mine.py").rename(run.root / "mine.py")
-    (run.plugins / "mine/mine.py").symlink_to(run.root / "mine.py")
-
-
-def linked_folder_of_a_quantizer(run):
-    (run.plugins / "mine").rename(run.root / "mine")
-    (run.plugins / "mine").symlink_to(run.root / "mine")
-
-
-CHANGES = [unsigned, wrongly_signed, not_text, another_command, another_source, more_source]
-CHANGES += [less_source, moved_source, other_options, another_configuration, linked_source]
-CHANGES += [another_quantizer, another_module_of_a_quantizer, more_modules_of_a_quantizer]
-CHANGES += [fewer_modules_of_a_quantizer, moved_quantizer, linked_quantizer]
-CHANGES += [linked_folder_of_a_quantizer]
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_changed_run_is_foreign(project, run, change):
     change(run)
     assert not is_own(project, run)
