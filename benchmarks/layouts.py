@@ -21,6 +21,7 @@ from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.machine import imagined
 from mqo.launch.plan import divides, workload_of
 from mqo.matrix import tables
+from mqo.megatron.simulation.rows import KINDS
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -37,7 +38,6 @@ GPUS = (8, 64, 512)
 # {attention: a mode that uses it}; other modes with the same attention have the same peak.
 MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
 SKIPPED_ABOVE = 1.25  # times the device's limit
-KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 
 
 @dataclass(frozen=True)
