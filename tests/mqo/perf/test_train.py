@@ -13,8 +13,8 @@ from mqo.launch.plugins import PluginChoice
 from mqo.launch.variants import GemmChoice, variants, with_plugins
 from mqo.perf import measure
 from mqo.perf import train as program
-from mqo.perf.comparability import PROFILER
-from mqo.perf.train import PerfOptions, plan, profiler_flags, train
+from mqo.perf.comparability import PROFILER, profiler_flags
+from mqo.perf.train import PerfOptions, plan, train
 from mqo.project import Project
 
 from ..report.conftest import make_run

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError, UnknownNameError
+from mqo.launch.command import without_flag
 from mqo.launch.config import RunConfig
 from mqo.perf.ratio import quartiles
 from mqo.perf.verdicts import Quartiles
@@ -199,10 +200,7 @@ def differences(base: Run, run: Run) -> dict[str, tuple[Value | None, Value | No
 
 def _fields(run: Run) -> dict[str, Value]:
     config = RunConfig.read(run.folder).settings()
-    words = list(config["experiment"].get("extra_flags") or [])
-    while _SEED in words:
-        at = words.index(_SEED)
-        del words[at : at + 2]
+    words = without_flag(config["experiment"].get("extra_flags") or [], _SEED)
     return dict(flat(config | {"experiment": config["experiment"] | {"extra_flags": words}}))
 
 

@@ -16,7 +16,7 @@ from mqo.perf.verdicts import Quartiles, Verdict, exactly, judge, tables
 from mqo.program import ask
 from mqo.report.collect import Run
 from mqo.run_records import QuantToml, parsed
-from mqo.scale.memory import BF16, FP32, OPTIMIZER
+from mqo.scale.memory import FP32, STATES, WIDTH
 from mqo.untrusted import read_json_object
 
 PYTHON = ".venv/bin/python"
@@ -323,8 +323,7 @@ def _states(run: Run) -> dict[str, float]:
     if not run.folder.coverage.exists():
         return {}
     count = read_json_object(run.folder.coverage)["parameters"]
-    # In fp32 the optimizer has no separate main weights.
-    weight, states = (FP32, OPTIMIZER - FP32) if run.dtype == "fp32" else (BF16, OPTIMIZER)
+    weight, states = WIDTH[run.dtype], STATES[run.dtype]
     return {"weights": weight * count, "gradients": FP32 * count, "optimizer": states * count}
 
 

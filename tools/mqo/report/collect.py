@@ -18,7 +18,7 @@ from mqo.launch.folder import Environment
 from mqo.launch.libraries import UNNAMED, library_labels
 from mqo.launch.naming import own_data
 from mqo.launch.run import Result
-from mqo.matrix.tables import NONE
+from mqo.matrix.tables import NONE, Dtype
 from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
 from mqo.run_records import Coverage, Device, QuantToml, RunEnd, Stat, parsed
@@ -122,7 +122,7 @@ class Run:
     model: str
     dataset: str
     config: str
-    dtype: str
+    dtype: Dtype
     label: str
     variant: str
     types: Mapping[str, str]

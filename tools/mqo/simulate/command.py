@@ -82,20 +82,11 @@ class PreparedRun:
         return replace(self, config=config, types=types)
 
 
-def simulated(options: SimulationOptions, tree: Tree, say: Say) -> Simulation:
-    """Simulate the run of a script.
-
-    Raises:
-        MqoError: the script would refuse its arguments before it trains.
-    """
-    return prepared(options, tree).simulate(say)
-
-
 def estimated(options: SimulationOptions, tree: Tree, say: Say) -> NativeEstimate:
     """Estimate the run of a script on a device that computes in its formats.
 
     Raises:
-        MqoError: as `simulated`, or the device has no GEMMs in a format of the run.
+        MqoError: as `prepared`, or the device has no GEMMs in a format of the run.
     """
     run = prepared(options, tree)
     if WIDTH[run.config.experiment.dtype] != BF16:
