@@ -161,15 +161,11 @@ def after_step(iteration: int) -> None:
     with a quantizer that changes nothing. The patched trainer calls this on every rank after every
     step, because a pipeline stage may have no site of a kind.
     """
-    global _usage, _checked
+    global _checked
     types = asked_now()
     if run_folder() is not None and types != _checked:
-        _checked, when = types, f"iteration {iteration}"
-        here = since(_calls, RECORDER.entries())
-        _end(missing(types, merge(all_ranks(here)), current().operand_type), when)
-        if _usage is not None:
-            used, _usage = _usage.close(), None
-            check_layers(types, [labeled.layer for labeled in _labeled or ()], used, here, when)
+        _checked = types
+        _check_step(types, since(_calls, RECORDER.entries()), f"iteration {iteration}")
         record_packages()
     measured = run_folder() is not None and RECORDER.measuring
     end_step(iteration)
@@ -243,12 +239,13 @@ def check_all(records: list[QuantRecord]) -> None:
     """
     _end(ineffective(records), "at the end")
     if not _steps and (_began or _trained_before()):
-        _check_validation(records)
+        if _began:  # not with --eval-iters 0
+            _check_step(asked_now(forward_only=True), RECORDER.entries(), "final validation")
         return
     options = current()
     types = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     rest = [record for record in records if record.site not in options.schedule]
-    _end(missing(types, rest, current().operand_type), "at the end")
+    _end(missing(types, rest), "at the end")
 
 
 def _trained_before() -> bool:
@@ -257,35 +254,17 @@ def _trained_before() -> bool:
     return total is not None and 0 < total <= (done or 0)
 
 
-def _check_validation(records: list[QuantRecord]) -> None:
-    """Raise GuardError for a site or layer with other quantization in the final validation."""
-    global _usage
-    if not _began:  # --eval-iters 0
-        return
-    types, when = asked_now(forward_only=True), "final validation"
-    _end(missing(types, records, current().operand_type), when)
-    if _usage is not None:
-        used, _usage = _usage.close(), None
-        layers = [labeled.layer for labeled in _labeled or ()]
-        check_layers(types, layers, used, RECORDER.entries(), when)
+def _check_step(types: Mapping[str, str], here: list[QuantRecord], when: str) -> None:
+    """Raise GuardError for every site or layer that a step or a validation did not quantize so.
 
-
-def check_layers(
-    types: Mapping[str, str],
-    layers: list[Layer],
-    used: set[str],
-    records: list[QuantRecord],
-    when: str,
-) -> None:
-    """Raise GuardError for every layer that ran without its quantizer. A collective.
-
-    `layers` and `records` are this rank's, `used` the names of the layers that ran. Layers that
-    never ran are printed.
+    A collective: `here` are this rank's records. Layers that never ran are printed.
     """
-    here = site_coverage(
-        types, layers, used, records, current().is_excluded, current().operand_type
-    )
-    ranks = all_ranks(here)
+    global _usage
+    _end(missing(types, merge(all_ranks(here))), when)
+    if _usage is None:
+        return
+    used, _usage = _usage.close(), None
+    ranks = all_ranks(site_coverage(types, [x.layer for x in _labeled or ()], used, here))
     _end(coverage_faults(ranks), when)
     idle = idle_layers(ranks)
     _say([f"not used in the first step, so its type is not checked: {name}" for name in idle])
