@@ -19,8 +19,8 @@ from mqo.megatron.run.observe import end_step
 from mqo.megatron.run.packages import record_packages
 from mqo.megatron.run.ranks import data_rank, rank
 from mqo.megatron.run.resumed_types import keep_types
-from mqo.megatron.run.setup import Usage, read_chunk_tokens, read_setup
-from mqo.megatron.traps import Setup, find_traps, notes, setup_traps
+from mqo.megatron.run.setup import Usage, read_chunk_tokens
+from mqo.megatron.traps import find_traps, notes, setup_traps
 from mqo.quant.collectives import all_ranks
 from mqo.quant.config import current
 from mqo.quant.excludes import unmatched
@@ -60,7 +60,7 @@ def before_model(args: Namespace) -> None:
     global _args
     _args = args
     if run_folder() is not None:
-        faults = setup_traps(ever_asked(current()), read_setup(args), current().is_excluded)
+        faults = setup_traps(ever_asked(current()), args, current().is_excluded)
         _end(faults, "before the model")
 
 
@@ -142,7 +142,7 @@ def _inspect_model(model: list[Module], args: Namespace) -> None:
     _labeled = [labeled for chunk in model for labeled in find_layers(chunk)]
     engine.prepare(model, args)
     others = [layer for chunk in model for layer in other_weights(chunk)]
-    inspect([labeled.layer for labeled in _labeled] + others, read_setup(args))
+    inspect([labeled.layer for labeled in _labeled] + others, args)
     check_alone(quantized_layers(model))
     check_cuts(_labeled, args)
     _end(estimators.attach(_labeled), "before the first step")
@@ -187,7 +187,7 @@ def since(calls: Mapping[Key, int], records: Iterable[QuantRecord]) -> list[Quan
     return [replace(record, calls=n) for record, n in more if n]
 
 
-def inspect(layers: list[Layer], setup: Setup) -> None:
+def inspect(layers: list[Layer], args: Namespace) -> None:
     """Raise GuardError for each reason why a GEMM would not be quantized or excluded as configured.
 
     A collective: `layers` are this rank's.
@@ -197,7 +197,7 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
     patterns = (*config.exclude, *config.include, *(rule.layers for rule in config.rules))
     faults = unmatched(patterns, everywhere) + current().contradictions()
     types = ever_asked(current())
-    faults += find_traps(types, setup, everywhere, current().is_excluded)
+    faults += find_traps(types, args, everywhere, current().is_excluded)
     _end(faults, "before the first step")
     _say(notes(types, everywhere))
 
