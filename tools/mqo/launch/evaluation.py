@@ -24,8 +24,9 @@ from mqo.launch.flags import platform_flags
 from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes, quant_toml_of
 from mqo.launch.machine import THREADS, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
-from mqo.launch.own_formats import NO_FORMATS, FormatChoice, format_rows
-from mqo.launch.plugins import NO_PLUGINS, PluginChoice, copy_files, toml_rows
+from mqo.launch.own_formats import format_rows
+from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
+from mqo.launch.plugins import copy_files, toml_rows
 from mqo.launch.published_args import IGNORE_FLAG
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE
@@ -144,12 +145,11 @@ def evaluate(
     modes: Sequence[str],
     words: Sequence[str] = (),
     report: Say = lambda line: None,
-    plugins: PluginChoice = NO_PLUGINS,
-    formats: FormatChoice = NO_FORMATS,
+    own: OwnTypes = NO_OWN_TYPES,
 ) -> list[Loss]:
     """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is its own mode.
 
-    `words` is the result of `text`, `plugins` are custom quantizers, and `formats` the user's.
+    `words` is the result of `text`, `own` are the user's types.
 
     Raises:
         CheckpointError: a checkpoint or the text cannot be used.
@@ -162,7 +162,7 @@ def evaluate(
         loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
         return Loss(model.name, quant.name, quant.types, loss=loss, text=texts, **facts)
 
-    return each(forward_passes(tree, models, modes, plugins, formats), measure, report)
+    return each(forward_passes(tree, models, modes, own), measure, report)
 
 
 def each(
@@ -188,8 +188,7 @@ def generate(
     prompts: Sequence[str],
     words: Sequence[str] = (),
     tokenizer: Path | None = None,
-    plugins: PluginChoice = NO_PLUGINS,
-    formats: FormatChoice = NO_FORMATS,
+    own: OwnTypes = NO_OWN_TYPES,
 ) -> dict[str, Any]:
     """Return the text after each prompt: {"mode", "types", "iteration", "texts"}.
 
@@ -201,7 +200,7 @@ def generate(
     """
     words = [*words]
     words += tokenizer_words(tokenizer)
-    ((_, quant),) = forward_passes(tree, [model], [mode], plugins, formats)
+    ((_, quant),) = forward_passes(tree, [model], [mode], own)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")

@@ -15,8 +15,7 @@ from mqo.extras import require
 from mqo.launch import evaluation
 from mqo.launch.evaluation import heading, tokenizer_words
 from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes
-from mqo.launch.own_formats import NO_FORMATS, FormatChoice
-from mqo.launch.plugins import NO_PLUGINS, PluginChoice
+from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
 from mqo.program import Watch
@@ -95,12 +94,11 @@ def evaluate(
     modes: Sequence[str],
     words: Sequence[str],
     report: Say = lambda line: None,
-    plugins: PluginChoice = NO_PLUGINS,
-    formats: FormatChoice = NO_FORMATS,
+    own: OwnTypes = NO_OWN_TYPES,
 ) -> list[Score]:
     """Return the scores of each checkpoint under each mode, in this order.
 
-    `words` is the result of `options`, `plugins` are custom quantizers, and `formats` the user's.
+    `words` is the result of `options`, `own` are the user's types.
 
     Raises:
         CheckpointError: a checkpoint or a task cannot be used.
@@ -113,7 +111,7 @@ def evaluate(
         rows = facts.pop("scores")
         return [Score(model.name, quant.name, quant.types, **row, **facts) for row in rows]
 
-    passes = forward_passes(tree, models, modes, plugins, formats)
+    passes = forward_passes(tree, models, modes, own)
     results = evaluation.each(passes, measure, report)
     return [score for scores in results for score in scores]
 
