@@ -45,7 +45,7 @@ def described(monkeypatch):
     """The types and the presence of a recipe that checkpoints record; the program is not run."""
     facts = {"types": ALL_MINE | {"dgrad": "mine", "wgrad": "mine"}, "rows": False}
     facts |= {"formats": {}, "plugins": {}}
-    monkeypatch.setattr(forward_pass, "ask", lambda program, words, **rest: facts)
+    monkeypatch.setattr(forward_pass, "describe", lambda tree, folder: facts)
     return facts
 
 

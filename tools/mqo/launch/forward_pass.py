@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import CheckpointError, FormatError, PluginError
-from mqo.launch.checkpoints import TRACKER, require_files, require_tracker
+from mqo.launch.checkpoints import TRACKER, describe, require_files, require_tracker
 from mqo.launch.hf_source import refuse_hf_folder
 from mqo.launch.origin import is_own
 from mqo.launch.own_formats import declare_formats, used_formats
@@ -17,17 +17,14 @@ from mqo.launch.own_types import OwnTypes
 from mqo.launch.plugins import RunPlugin, declare_rows, labels, plugins_of, used
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
-from mqo.program import ask
 from mqo.project import Project
 from mqo.quant.formats import ATTENTION_BACKWARD, QUANT_TYPES
 from mqo.quant.own_formats import FormatRow
 from mqo.run_records import QuantToml, damaged, parsed
 from mqo.runs import RunFolder, checkpoints_of
 
-EVALUATE = "tools/evaluate.py"
 AS_TRAINED = "as trained"
 BACKWARD = ("dgrad", "wgrad", *ATTENTION_BACKWARD)  # sites that no evaluation runs
-_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,7 @@ def _forward_pass(
         formats = used_formats({**recorded, **own.rows}, names)
         return ForwardPass(mode, types, {}, used(given, names), formats)
     plugins = _recorded(model, given)
-    words = ["describe", str(model.folder)]
-    facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
+    facts = describe(tree.root, model.folder)
     types = _forward(facts["types"])
     if facts["rows"] and model.quant_config is None:
         raise CheckpointError(

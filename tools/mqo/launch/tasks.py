@@ -12,13 +12,11 @@ from typing import Any
 from mqo.display import Say
 from mqo.errors import CheckpointError
 from mqo.extras import require
-from mqo.launch import evaluation
-from mqo.launch.evaluation import heading, tokenizer_words
-from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes
+from mqo.launch.evaluation import heading, measured, tokenizer_words
+from mqo.launch.forward_pass import SavedModel
 from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
-from mqo.program import Watch
 
 HELD_OUT = "mqo_heldout"  # the task that reads the text of `evaluation.text`
 HARNESS = "lm_eval"
@@ -104,16 +102,11 @@ def evaluate(
         CheckpointError: a checkpoint or a task cannot be used.
         PluginError: a file of quantizers cannot be used, or changes nothing.
     """
-
-    def measure(model: SavedModel, quant: ForwardPass, watch: Watch) -> list[Score]:
-        before = ["tasks", str(model.folder)]
-        facts = evaluation.run(tree, model, quant, EVALUATE, before, words, watch=watch)
-        rows = facts.pop("scores")
-        return [Score(model.name, quant.name, quant.types, **row, **facts) for row in rows]
-
-    passes = forward_passes(tree, models, modes, own)
-    results = evaluation.each(passes, measure, report)
-    return [score for scores in results for score in scores]
+    return [
+        Score(model.name, quant.name, quant.types, **row, **facts)
+        for model, quant, facts in measured(tree, models, modes, "tasks", words, report, own)
+        for row in facts.pop("scores")
+    ]
 
 
 def score_lines(results: Sequence[Score]) -> list[str]:
