@@ -101,11 +101,11 @@ def saved(tmp_path, monkeypatch):
     """A function that makes checkpoints of which some have a state, and notes what is described."""
     asked = []
 
-    def ask(program, words, **rest):
-        asked.append(words[1])
+    def describe(tree, folder):
+        asked.append(str(folder))
         return {"modelopt": {"format": "int8", "rules": INT8}}
 
-    monkeypatch.setattr(libraries, "ask", ask)
+    monkeypatch.setattr(libraries, "describe", describe)
 
     def make(name, *iterations, states=()):
         for iteration in iterations:
@@ -149,12 +149,12 @@ def test_the_checkpoint_that_is_loaded_counts(saved, tmp_path):
     ],
 )
 def test_a_state_without_a_known_format(facts, saved, tmp_path, monkeypatch):
-    def ask(*words, **rest):
+    def describe(tree, folder):
         if isinstance(facts, MqoError):
             raise facts
         return {"modelopt": facts}
 
-    monkeypatch.setattr(libraries, "ask", ask)
+    monkeypatch.setattr(libraries, "describe", describe)
     made = modelopt_quantization(tmp_path, saved("q", 1, states=(1,)), ())
     expected = LibraryQuantization(library="ModelOpt", format=UNNAMED)
     assert made == (None if facts is None else expected)

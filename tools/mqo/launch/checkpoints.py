@@ -1,13 +1,16 @@
-"""List the checkpoints in a folder by the names of its files."""
+"""List the checkpoints in a folder by the names of its files, and describe one."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from mqo.errors import MqoError
+from mqo.errors import CheckpointError, MqoError
+from mqo.program import ask
 from mqo.untrusted import Limit, check_file, list_folder, read_text, reading
 
 TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
+EVALUATE = "tools/evaluate.py"
 MOST_DIGITS = 18  # of an iteration
 
 
@@ -67,3 +70,15 @@ def require_files(iteration: Path, error: type[MqoError]) -> None:
 def checkpoint(folder: Path, iteration: str) -> Path:
     """Return the folder of a checkpoint's iteration, as upstream names it."""
     return folder / (f"iter_{int(iteration):07d}" if iteration.isdecimal() else iteration)
+
+
+def describe(tree: Path, folder: Path) -> dict[str, Any]:
+    """Return how a checkpoint was quantized, as a program of a tree reads it, on the CPU.
+
+    Raises:
+        CheckpointError: it cannot be used.
+        RunError: the program failed in another way.
+    """
+    variables = {"CUDA_VISIBLE_DEVICES": ""}
+    words = ["describe", str(folder)]
+    return ask(tree / EVALUATE, words, variables=variables, error=CheckpointError)
