@@ -7,11 +7,12 @@ import subprocess
 import sysconfig
 
 import pytest
+from mqo.launch.arguments import config_from, parser, split_flags
+from mqo.launch.config import Cluster
 from mqo.project import Project
 
 SCRIPT = Project.here().root / "script"
 BATCH = SCRIPT / "slurm.sbatch"
-PRETRAIN = SCRIPT / "llama31-8b/pretrain_llama31-8b_wikipedia_FA_linear_mxfp8.sh"
 
 # Runs the command once a node, one after the other, and ends with the highest exit code.
 SRUN = """#!/usr/bin/env bash
@@ -54,25 +55,27 @@ def test_shell_and_shellcheck_accept_it():
     assert BATCH.stat().st_mode & 0o111
 
 
-def test_each_node_gets_its_own_command(submit):
-    # Of GPUs that are not there, with data that is not there.
-    places = ["CHECK POINTS", "BOARD", "TOKENIZER", "DATA", "--dry-run", "--device", "h200"]
-    done = submit(PRETRAIN, *places, "--", "--tensor-model-parallel-size", "2")
+def test_each_node_gets_its_own_command(submit, tmp_path):
+    script = tmp_path / "pretrain.sh"
+    script.write_text("printf '%q ' \"$@\"\necho\n")
+    model = ("--model", "llama31-8b", "--dataset", "wikipedia", "--quantization", "bf16")
+    places = ("CHECK POINTS", "BOARD", "TOKENIZER", "DATA")
+    done = submit(script, *places, *model, "--", "--tensor-model-parallel-size", "2")
     assert done.returncode == 0, done.stderr
-    texts = done.stdout.split("# source: fprop = mxfp8")[1:]
-    assert len(texts) == 2
-    for node, text in enumerate(texts):
-        lines = [line for line in text.splitlines()[1:] if not line.startswith("#")]
-        words = shlex.split("".join(line.removesuffix("\\") for line in lines))
-        start = words.index("torch.distributed.run")
-        assert words[start + 1 : words.index("--num-layers") - 1] == [
-            *("--nproc-per-node", "4", "--nnodes", "2", "--node-rank", str(node)),
-            *("--master-addr", "node-a", "--master-port", str(20000 + 123456 % 20000)),
-        ]
-        saved = words[words.index("--save") + 1]
-        assert saved.endswith("/CHECK POINTS")
-        assert words[words.index("--load") + 1] == saved
-        assert words[-2:] == ["--tensor-model-parallel-size", "2"]
+    nodes = done.stdout.splitlines()
+    assert len(nodes) == 2
+    for node, text in enumerate(nodes):
+        own, flags = split_flags(shlex.split(text))
+        config = config_from(parser().parse_intermixed_args(own), flags)
+        assert config.placement.cluster == Cluster(
+            nnodes=2,
+            node_rank=node,
+            master_addr="node-a",
+            master_port=20000 + 123456 % 20000,
+            nproc_per_node=4,
+        )
+        assert config.experiment.checkpoint.name == "CHECK POINTS"
+        assert config.experiment.extra_flags == ("--tensor-model-parallel-size", "2")
 
 
 @pytest.fixture

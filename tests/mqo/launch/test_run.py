@@ -19,6 +19,7 @@ from mqo.launch.folder import create
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of
 from mqo.launch.prepare import RunData
+from mqo.launch.source import PROGRAM
 from mqo.overlay.snapshot import Snapshot
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -241,6 +242,17 @@ def test_a_run_of_one_process_needs_no_torchrun(folder):
         assert (launch.TORCHRUN in command) == (processes == 2)
         assert ("RANK" in env) == (processes == 1)
         assert str(folder.source / "pretrain_gpt.py") in command[:7]
+
+
+def test_a_run_of_two_nodes_says_to_torchrun_where_they_are(folder):
+    where = Cluster(nnodes=2, node_rank=1, master_addr="a", master_port=7, nproc_per_node=4)
+    cell, machine = resolve(*NAMES, cluster=where), imagined("h100-80gb", 4)
+    data = RunData(folder.root, folder.root, None)
+    command, _ = launch.build_command(Project.here(), cell, machine, folder, data, folder.source)
+    words, program = command[command.index(launch.TORCHRUN) + 1 :], str(folder.source / PROGRAM)
+    assert " ".join(words[: words.index(program)]) == (
+        "--nproc-per-node 4 --nnodes 2 --node-rank 1 --master-addr a --master-port 7"
+    )
 
 
 def test_of_several_nodes_only_the_last_must_have_recorded_losses(folder):
