@@ -15,9 +15,9 @@ from mqo.perf.ratio import quartiles
 from mqo.perf.verdicts import Quartiles
 from mqo.report.collect import Run, collect
 from mqo.report.compare import cautions
-from mqo.report.evidence import Evidence, evidence
+from mqo.report.evidence import Evidence, Spread, evidence
 from mqo.report.lines import MOST_OF_LABEL, gap_row, wrapped
-from mqo.report.rows import BASELINE, TAIL, Spread, final_loss, named_variant
+from mqo.report.rows import BASELINE, TAIL, final_loss, named_variant
 from mqo.runs import Value, flat
 
 # Runs whose texts differ in these have losses that are not comparable.

@@ -82,7 +82,7 @@ class Group:
     @property
     def forest(self) -> list[Row]:
         """Return the variants that have a gap, as a forest plot lists them: by format, then gap."""
-        known = [row for row in self.rows if row.evidence.get("gap")]
+        known = [row for row in self.rows if row.gap]
         return sorted(known, key=lambda row: (sorted({*row.types.values()} - {NONE}), gap_of(row)))
 
     def baseline(self, run: Run) -> Run | None:
