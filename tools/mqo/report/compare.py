@@ -107,8 +107,7 @@ def compare(
         raise UnknownNameError("baseline", baseline, [repr(name) for name in known])
     kinds: dict[tuple, list[Run]] = {}
     for run in runs:
-        key = (run.model, run.dataset, run.config, frozenset(run.setting.items()), run.steps)
-        kinds.setdefault(key, []).append(run)
+        kinds.setdefault(run.kind, []).append(run)
     groups, replaced = [], []
     for key in sorted(kinds, key=lambda key: key[:3]):
         newest = {(run.variant, run.seed): run for run in kinds[key]}
