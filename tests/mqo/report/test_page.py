@@ -14,10 +14,9 @@ from mqo.report import page as program
 from mqo.report.collect import collect
 from mqo.report.compare import compare
 from mqo.report.curves import of_runs
-from mqo.report.evidence import Evidence, evidence
+from mqo.report.evidence import Evidence, Spread, evidence
 from mqo.report.folder import replaced
 from mqo.report.page import MINUS, NOTHING, Diffs, memory, number, page, shown, unseen
-from mqo.report.rows import Spread
 from mqo.report.series import DIFFERENCES
 from mqo.runs import RunFolder
 

@@ -151,6 +151,11 @@ class Run:
     differing: tuple[str, ...] = ()
 
     @property
+    def kind(self) -> tuple:
+        """Return what runs that may be compared have in common; the variant and seed may differ."""
+        return self.model, self.dataset, self.config, frozenset(self.setting.items()), self.steps
+
+    @property
     def step_time(self) -> float | None:
         """Return the median step time without the first steps; None if none was recorded."""
         rest = warm(self.step_times) or self.step_times[-1:]
