@@ -18,11 +18,12 @@ from mqo.megatron.traps import Setup
 from mqo.quant import config, gemms
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
+from mqo.quant.measurement import merge
 from mqo.quant.own_formats import own_formats
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import PROGRESS, set_step
 from mqo.quant.quantization import PROCESS
-from mqo.quant.record import RECORDER, QuantRecord, merge
+from mqo.quant.record import RECORDER, QuantRecord
 from torch import nn
 
 ARGS = Namespace(curr_iteration=0)

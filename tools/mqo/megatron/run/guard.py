@@ -26,10 +26,11 @@ from mqo.quant.config import current
 from mqo.quant.excludes import unmatched
 from mqo.quant.formats import SITES
 from mqo.quant.labels import Layer
+from mqo.quant.measurement import merge
 from mqo.quant.progress import set_step
 from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import PROCESS
-from mqo.quant.record import RECORDER, Key, QuantRecord, merge
+from mqo.quant.record import RECORDER, Key, QuantRecord
 
 # The layers of the model, once `_inspect_model` has found them.
 _labeled: list[FoundLayer] | None = None
