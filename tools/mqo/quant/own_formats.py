@@ -164,21 +164,10 @@ def own_formats(
 
     `source` is the source of a row that names none.
     """
-    return {
-        name: OwnFormat(read, _record(tables, name, read), file)
-        for name, read in read_formats(tables, source).items()
-    }
-
-
-def read_formats(tables: Mapping[str, Any], source: str) -> dict[str, Format]:
-    """Return the formats of a file's tables; ValueError names the first invalid row.
-
-    `source` is the source of a row that names none.
-    """
     rows, faults = read_rows(tables, source)
     if faults:
         raise ValueError(faults[0])
-    return rows
+    return {name: OwnFormat(read, _record(tables, name, read), file) for name, read in rows.items()}
 
 
 def read_rows(tables: Mapping[str, Any], source: str) -> tuple[dict[str, Format], list[str]]:
