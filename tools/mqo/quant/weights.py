@@ -96,11 +96,6 @@ def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
     return old if same else None
 
 
-def cached_bytes() -> int:
-    """Return the size of the cache in bytes, summed over all devices."""
-    return sum(rounded.nbytes for kept in _entries.values() for _, rounded in kept.values())
-
-
 def clear() -> None:
     """Remove all copies."""
     _entries.clear()

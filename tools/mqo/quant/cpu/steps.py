@@ -88,8 +88,8 @@ def emit_field(builder, table, index) -> ir.Value:
 
 def emit_constants(builder, table) -> ir.Value:
     """Read the constants, which follow the ENTRIES of a table."""
-    places = (ir.Constant(_ADDRESS, ENTRIES + i) for i in range(len(CONSTANTS)))
-    return cgutils.pack_array(builder, [emit_field(builder, table, place) for place in places])
+    entries = (ir.Constant(_ADDRESS, ENTRIES + i) for i in range(len(CONSTANTS)))
+    return cgutils.pack_array(builder, [emit_field(builder, table, entry) for entry in entries])
 
 
 def emit_fetch_add(builder, counter, count) -> ir.Value:
