@@ -10,6 +10,7 @@ from mqo.launch.libraries import UNNAMED, LibraryQuantization, modelopt_quantiza
 from mqo.launch.products import AT_NONE, Coverage, Product
 from mqo.launch.run import Result
 from mqo.matrix.tables import LINEAR_SITES, UNQUANTIZED
+from mqo.megatron.run.files import MODELOPT_STATE
 from mqo.runs import RunFolder
 
 ENGINE = ("--transformer-impl", "transformer_engine")
@@ -112,7 +113,7 @@ def saved(tmp_path, monkeypatch):
             folder = tmp_path / name / f"iter_{iteration:07d}"
             folder.mkdir(parents=True)
             if iteration in states:
-                (folder / libraries.STATE).mkdir()
+                (folder / MODELOPT_STATE).mkdir()
         (tmp_path / name / libraries.TRACKER).write_text(str(iterations[-1]))
         return tmp_path / name
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
-from mqo.launch.checkpoints import checkpoint, newest
+from mqo.launch.checkpoints import newest
 from mqo.launch.command import flag_values
+from mqo.megatron.run.files import iteration_folder
 from mqo.untrusted import sha256_of
 
 # Larger files are compared by size and time: reading a whole corpus would delay every run.
@@ -47,13 +48,13 @@ class Inputs:
             files += [path for word in flag_values(command, flag) for path in _below(Path(word))]
         for word in flag_values(command, "--export-kd-teacher-load"):
             files.append(Path(word) / "model_config.yaml")
-            files += _below(checkpoint(Path(word), newest(Path(word)) or ""))
+            files += _below(iteration_folder(Path(word), newest(Path(word)) or ""))
         step = None
         for word in flag_values(command, "--load")[:1]:
             given = flag_values(command, "--ckpt-step")
             if step := newest(Path(word)):
                 step = given[0] if given else step
-                files += _below(checkpoint(Path(word), step))
+                files += _below(iteration_folder(Path(word), step))
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
 
     def changed(self) -> list[str]:
