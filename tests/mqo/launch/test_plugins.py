@@ -5,13 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mqo.errors import MqoError, PluginError, RunError, UnknownNameError
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.machine import imagined
 from mqo.launch.own_types import OwnTypes
-from mqo.launch.plan import layout_of, with_layout
+from mqo.launch.plan import layout_of, plan_layout
 from mqo.launch.plugins import copy_files, plugins_of, used
 from mqo.quant.config import parse
 from mqo.quant.plugin_modules import digest_of
@@ -336,8 +337,9 @@ def test_a_layout_on_gpus_is_planned_for_a_quantizer(mine, mode):
     where = Cluster(nproc_per_node=8)
     names = ("llama31-8b", "wikipedia", mode, "standard")
     config = resolve(*names, plugins=[mine], gemms="all", cluster=where)
-    planned = with_layout(config, imagined("h100-80gb", 8), config.quantization.types)
-    assert layout_of(planned.config.placement.layout, 8).gpus == 8
+    machine = imagined("h100-80gb", 8)
+    planned, _ = plan_layout(Path("unread"), config, machine, config.quantization.types)
+    assert layout_of(planned.placement.layout, 8).gpus == 8
 
 
 # -- copies ----------------------------------------------------------------------------------------

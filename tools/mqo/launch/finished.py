@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from mqo.errors import MqoError, RunError
 from mqo.launch.checkpoints import newest
-from mqo.launch.command import flag_values, flag_words, read_flags
+from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.flags import length
 from mqo.launch.start_weights import FLAG as START
@@ -106,7 +106,7 @@ def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> N
     Only the last of several nodes has a result. A run that stopped early, as with --exit-interval,
     has no final validation and gets no record.
     """
-    where, save = config.placement.cluster, flag_values(command, "--save")
+    where, save = config.placement.cluster, flag_words(command).get("--save")
     if not folder.ended.exists() or not save or where.node_rank < where.nnodes - 1:
         return
     saved = Path(save[0])

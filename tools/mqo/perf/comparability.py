@@ -9,7 +9,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mqo.errors import MqoError
-from mqo.launch.command import flag_values, from_shell
+from mqo.launch.command import flag_words, from_shell
 from mqo.report.collect import Run, collect
 from mqo.runs import STEP_TIME, is_run
 from mqo.untrusted import read_json_object
@@ -147,9 +147,8 @@ def _seconds(run: Run) -> dict[int, float]:
     command, _ = from_shell(run.command)
     watched: range = range(0)
     if "--use-pytorch-profiler" in command:
-        first, end = (
-            int(flag_values(command, f"--profile-step-{at}")[0]) for at in ("start", "end")
-        )
+        given = flag_words(command)
+        first, end = (int(given[f"--profile-step-{at}"][0]) for at in ("start", "end"))
         watched = range(
             first - 1, end + 2
         )  # it starts in the step before, and writes its trace in the step after

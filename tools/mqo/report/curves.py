@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import RunError
-from mqo.launch.command import flag_words, without_flag
+from mqo.launch.command import flag_table, without_flag
 from mqo.launch.config import RunConfig
 from mqo.launch.libraries import UNNAMED
 from mqo.launch.run import Result
@@ -155,7 +155,7 @@ def _single(run: RunFolder) -> _Single:
     changed = changed_quantization(run, config.quantization)
     names = f"{experiment.model_name} on {experiment.dataset.name}"
     flags = list(experiment.extra_flags)
-    seed = " ".join(flag_words(flags).get(SEED, []))
+    seed = flag_table(flags).get(SEED, "")
     setting = experiment.model_dump(mode="json", exclude={"extra_flags"})
     return _Single(
         mode=config.mode_label + changed,

@@ -133,13 +133,11 @@ def prepared(options: SimulationOptions, tree: Tree) -> PreparedRun:
     check_release(tree)
     project = Project.here()
     types = dict(config.quantization.types or types_of(tree))
-    config = config.using(types)
-    planned = plan_layout(project.tree, config, machine, types)
-    layout = layout_of(
-        [*planned.config.placement.layout, *planned.config.experiment.extra_flags],
-        planned.config.placement.cluster.processes,
-    )
-    return PreparedRun(planned.config, types, layout, machine, options, project, tree)
+    config, _ = plan_layout(project.tree, config.using(types), machine, types)
+    placement = config.placement
+    flags = [*placement.layout, *config.experiment.extra_flags]
+    layout = layout_of(flags, placement.cluster.processes)
+    return PreparedRun(config, types, layout, machine, options, project, tree)
 
 
 def check_release(tree: Tree) -> None:
