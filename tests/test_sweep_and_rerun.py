@@ -19,25 +19,6 @@ from . import forking
 from .real_runs import TINY, losses, run, stats_of, tracked
 from .vendored_tree import PROJECT as PROJECT
 
-
-@pytest.mark.slow
-def test_a_sweep_trains_its_runs_side_by_side_and_goes_on_where_it_ended(tmp_path):
-    words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "FA_linear_mxf*")
-    words += ("-o", tmp_path, "--", *TINY)
-    command = forking.launcher(sys.executable, "-m", "mqo", "sweep", *words)
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    entries = SweepFolder(tmp_path).read()
-    assert [entry.state for entry in entries] == ["done", "done"]
-    found = [losses(SweepFolder(tmp_path).run_of(entry)) for entry in entries]
-    assert found[0] != found[1]
-    assert {len(trained) for trained, _ in found} == {6}
-    assert not list(tmp_path.glob("*/checkpoints"))
-    again = subprocess.run(command, capture_output=True, text=True)
-    assert "2 of 2 runs are done already and skipped" in again.stdout
-    assert SweepFolder(tmp_path).read() == entries
-
-
 ROUNDED = """
 import torch
 from mqo.quant import quantizer
@@ -52,24 +33,28 @@ def mine(x, context):
 
 
 @pytest.mark.slow
-def test_a_sweep_trains_each_value_of_an_option_of_a_quantizer(tmp_path):
+def test_a_sweep_trains_each_value_of_an_option_and_goes_on_where_it_ended(tmp_path):
     file, folder = tmp_path / "mine.py", SweepFolder(tmp_path / "sweep")
     file.write_text(ROUNDED)
     words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "bf16,linear_mine")
-    words += ("--plugin", str(file), "--axis", "mine.bits=2,23", "-o", str(folder.root))
-    done = subprocess.run(
-        forking.launcher(sys.executable, "-m", "mqo", "sweep", *words, "--", *TINY),
-        capture_output=True,
-        text=True,
-    )
+    words += ("--plugin", file, "--axis", "mine.bits=2,23", "-o", folder.root, "--", *TINY)
+    command = forking.launcher(sys.executable, "-m", "mqo", "sweep", *words)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 done" in done.stdout
-    arms = {entry.name.partition("_wikipedia_")[2]: folder.run_of(entry) for entry in folder.read()}
+    entries = folder.read()
+    assert {entry.state for entry in entries} == {"done"}
+    arms = {entry.name.partition("_wikipedia_")[2]: folder.run_of(entry) for entry in entries}
     assert list(arms) == ["bf16", "linear_mine_mine.bits-2", "linear_mine_mine.bits-23"]
     plain, coarse, fine = map(losses, arms.values())
     assert coarse != plain
     # With as many bits as float32 has nothing is rounded.
     assert fine == plain
+    assert len(plain[0]) == 6
+    assert not list(folder.root.glob("*/checkpoints"))
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert "3 of 3 runs are done already and skipped" in again.stdout
+    assert folder.read() == entries
 
 
 def test_a_replay_is_bit_equal(start, checkout_with, tmp_path):
