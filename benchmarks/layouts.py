@@ -21,6 +21,7 @@ from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.machine import imagined
 from mqo.launch.plan import divides, workload_of
 from mqo.matrix import tables
+from mqo.megatron.simulation.rows import KINDS
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -28,7 +29,7 @@ from mqo.scale.choose import Fit, Workload, choose, compute
 from mqo.scale.devices import GIB
 from mqo.scale.layout import Layout
 from mqo.scale.memory import CONTEXT, UNEVEN
-from mqo.scale.simulated import KEYS, TABLE
+from mqo.scale.simulated import KEYS, TABLE, key_of
 from mqo.simulate import jobs
 from mqo.simulate.result import Simulation
 
@@ -37,26 +38,21 @@ GPUS = (8, 64, 512)
 # {attention: a mode that uses it}; other modes with the same attention have the same peak.
 MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
 SKIPPED_ABOVE = 1.25  # times the device's limit
-KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 
 
 @dataclass(frozen=True)
 class SimulatedLayout:
     """A layout that was simulated."""
 
-    attention: str
+    job: Workload
     layout: Layout
     result: Simulation
 
     def row(self) -> dict[str, object]:
         """Return its row of the table."""
-        experiment, worst = self.result.config.experiment, self.result.worst
-        sizes = (worst.global_batch, worst.micro_batch, worst.sequence)
-        flags = " ".join(self.layout.flags(experiment.dtype))
-        key = (experiment.model.name, self.layout.gpus, *sizes)
-        key += (experiment.dtype, self.attention, flags)
-        need = self.result.need - CONTEXT
-        return dict(zip(KEYS, key, strict=True)) | {"bytes": need, **worst.kinds}
+        job, need = self.job, self.result.need - CONTEXT
+        key = key_of(job.model.name, job.training, job.arithmetic.attention, self.layout, job.dtype)
+        return dict(zip(KEYS, key, strict=True)) | {"bytes": need, **self.result.worst.kinds}
 
 
 def main() -> None:
@@ -94,8 +90,8 @@ def simulated(model: str, gpus: int, attention: str) -> list[tuple[SimulatedLayo
         run = jobs.RunJob.from_config(placed, machine, types, imbalance)
         ranks = jobs.simulate(project, Tree(project.tree), series, run, lambda text: None)
         result = Simulation(placed, DEVICE, str(layout), imbalance, tuple(ranks))
-        tried.append((SimulatedLayout(attention, layout, result), computed))
-        return Fit(layout, result.worst.stage, computed.memory, result.need, is_simulated=True)
+        tried.append((SimulatedLayout(job, layout, result), computed))
+        return Fit(layout, result.need, is_simulated=True)
 
     job = workload_of(config, machine, types)
     choose(job, lambda layout: divides(config, layout), measure=measure)
@@ -116,7 +112,7 @@ def line(tried: SimulatedLayout, computed: Fit) -> str:
     model = result.config.experiment.model.name
     seconds = (bound.products.seconds, bound.others.seconds, bound.exchanging)
     step = f"{bound.overlapped:.2f} to {bound.serial:.2f}"
-    cells = [model, tried.layout.gpus, tried.attention, result.layout]
+    cells = [model, tried.layout.gpus, tried.job.arithmetic.attention, result.layout]
     cells += [f"{computed.need / GIB:.1f}", f"{result.need / GIB:.1f}"]
     cells += [f"{value:.2f}" for value in seconds] + [step]
     return f"| {' | '.join(map(str, cells))} |"

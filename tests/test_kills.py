@@ -5,7 +5,8 @@ import random
 import subprocess
 
 import pytest
-from mqo.launch.checkpoints import checkpoint, saved, tracked
+from mqo.launch.checkpoints import saved, tracked
+from mqo.megatron.run.files import iteration_folder
 
 pytest.importorskip("torch")
 from .kill_trainings import LAST, MODES, Kill, Training, try_kills
@@ -40,7 +41,7 @@ def test_a_training_killed_in_its_last_save_and_before_its_end_ends_the_same(who
     def after(training):
         said.append(training.folders()[-1].log.read_text())
         if len(said) == 1:
-            newest = checkpoint(training.saved, tracked(training.saved))
+            newest = iteration_folder(training.saved, tracked(training.saved))
             damaged = next(newest.glob("*.distcp"))
             damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
             (training.saved / stray).write_bytes(b"half")

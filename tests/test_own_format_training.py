@@ -12,8 +12,7 @@ from mqo.launch import evaluation
 from mqo.launch.config import RunConfig, resolve
 from mqo.launch.export import export
 from mqo.launch.forward_pass import AS_TRAINED, SavedModel
-from mqo.launch.own_formats import FormatChoice
-from mqo.launch.plugins import NO_PLUGINS
+from mqo.launch.own_types import OwnTypes
 from mqo.launch.rerun import BitEqual, rerun
 from mqo.overlay.quant_types import modifier
 from mqo.quant.formats import FORMATS
@@ -55,7 +54,7 @@ def trained(tmp_path_factory):
 def choice(folder, text):
     file = folder / "given.toml"
     file.write_text(text)
-    return FormatChoice.from_options([file])
+    return OwnTypes.from_options([file])
 
 
 def test_it_trains_to_the_bits_of_the_format_that_it_is_like(trained, start):
@@ -106,7 +105,7 @@ def test_an_evaluation_uses_the_row_of_the_run(vendored, trained, tmp_path):
     assert own.types == dict.fromkeys(("fprop", "qk", "pv"), "twin8")
     assert own.mode == RunConfig.read(trained).quantization.name and own.loss == equal.loss
     other = choice(tmp_path, TWIN.replace("block = 32", "block = 16"))
-    given = (vendored, [model], [AS_TRAINED], words, print, NO_PLUGINS, other)
+    given = (vendored, [model], [AS_TRAINED], words, print, other)
     with pytest.raises(FormatError, match="twin8"):
         evaluation.evaluate(*given)
 

@@ -114,8 +114,8 @@ def test_a_checkpoint_says_the_layout_that_a_run_on_gpus_keeps(train, start):
             cluster=where,
             checkpoint=checkpoints,
         )
-        planned = plan_layout(PROJECT.tree, cell, machine, cell.quantization.types)
-        return layout_of(planned.config.placement.layout, 8)
+        planned, _ = plan_layout(PROJECT.tree, cell, machine, cell.quantization.types)
+        return layout_of(planned.placement.layout, 8)
 
     assert kept(train(TWO + SHARDED)[0]) == Planned(8)
     plain = start("bf16").checkpoints

@@ -123,7 +123,7 @@ REASONS = {
         f"{T}program.py::Program.wait x3",
         f"{T}program.py::ask x2",
         f"{T}launch/origin.py::_key",
-        f"{T}sweep/state.py::SweepFolder._locked",
+        f"{T}sweep/state.py::SweepFolder.held",
         "tools/bootstrap.py::_is_ready",
     ],
     "a download that is compared with its pinned hash": [

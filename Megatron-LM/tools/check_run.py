@@ -99,14 +99,13 @@ def traps_of(args: Namespace) -> dict[str, list[str]]:
 
     The key SITE:-output_layer is for runs that exclude the output layer.
     """
-    from mqo.megatron.run.setup import read_setup
     from mqo.megatron.traps import setup_traps
     from mqo.quant.formats import SITES
 
-    setup, traps = read_setup(args), {}
+    traps = {}
     for site in SITES:
         for name, excludes in ((site, False), (f"{site}:-output_layer", True)):
-            traps[name] = setup_traps({site: "mixed"}, setup, lambda *_, e=excludes: e)
+            traps[name] = setup_traps({site: "mixed"}, args, lambda *_, e=excludes: e)
     return traps
 
 

@@ -53,7 +53,8 @@ def write_arguments(checkpoint: Path, target: Path) -> None:
     text.
     """
     from megatron.inference.checkpoint_args import check_format, read_args
-    from mqo.megatron.run.checkpoints import TRACKER, loaded
+    from mqo.megatron.run.checkpoints import loaded
+    from mqo.megatron.run.files import TRACKER
     from mqo.megatron.run.saved_args import check_kinds
 
     folder = loaded(checkpoint) if (checkpoint / TRACKER).is_file() else checkpoint

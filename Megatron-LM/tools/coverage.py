@@ -344,6 +344,7 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     from megatron.inference.gpt.model_provider import model_provider
     from megatron.inference.gpt.releases import bare_model
     from megatron.training import arguments, global_vars
+    from mqo.megatron.run.ranks import with_group
 
     sys.argv[1:] = flags
     args = arguments.parse_args()
@@ -352,8 +353,7 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     global_vars.set_args(args)
     if args.vocab_size is None:
         global_vars.build_tokenizer(args)
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    with_group()
     mpu.initialize_model_parallel()
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     with torch.device("meta"):

@@ -192,12 +192,12 @@ def loaded_with_texts(
 
 def described(args: Namespace, folder: Path) -> dict[str, Any]:
     """Return the facts that both results share: window, iteration, dtype and ModelOpt's format."""
-    from megatron.inference.load_model import iteration
+    from mqo.megatron.run.files import iteration_of
     from mqo.megatron.run.modelopt import QUANTIZED_AS
 
     return {
         "window": args.seq_length,
-        "iteration": iteration(folder),
+        "iteration": iteration_of(folder),
         "dtype": str(args.params_dtype).removeprefix("torch."),
         "modelopt": getattr(args, QUANTIZED_AS, None),
     }

@@ -24,7 +24,9 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The error of an element depends only on k, so these numbers of rows, columns and heads suffice.
 ROWS, HEADS = 256, 8
 # Standard deviations of the operands: of initialized weights, and roughly of gradients.
-WEIGHT, GRAD = 0.02, 1e-3
+SCALES = {"weight": 0.02, "grad": 1e-3, "ds": 1e-3}
+# Operands [batch, queries, keys]; the others of attention have the batch as their second axis.
+SCORES = ("probs", "ds")
 SEED = 1234
 
 
@@ -78,47 +80,30 @@ def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -
 
 def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw both operands, float32, in the layout in which the patched source passes them."""
-    b, m, n, k = (sizes[name] for name in ("batch", "m", "n", "k"))
+    from mqo.quant.formats import LINEAR, SITES
 
-    def draw(*shape: int, scale: float = 1.0) -> Tensor:
-        return torch.randn(*shape, generator=source) * scale
+    def draw(side: str, free: str) -> Tensor:
+        name, axis = SITES[site].operand(side)
+        shape = [sizes[size] for size in ((free, "k") if axis == -1 else ("k", free))]
+        if SITES[site].layer != LINEAR:
+            shape.insert(0 if name in SCORES else 1, sizes["batch"])
+        numbers = torch.randn(*shape, generator=source)
+        return numbers.softmax(-1) if name == "probs" else numbers * SCALES.get(name, 1.0)
 
-    match site:
-        case "fprop":
-            return draw(m, k), draw(n, k, scale=WEIGHT)
-        case "dgrad":
-            return draw(m, k, scale=GRAD), draw(k, n, scale=WEIGHT)
-        case "wgrad":
-            return draw(k, m, scale=GRAD), draw(k, n)
-        case "qk" | "qk_recompute":
-            return draw(m, b, k), draw(n, b, k)
-        case "dp":
-            return draw(m, b, k, scale=GRAD), draw(n, b, k)
-        case "pv":
-            return draw(b, m, k).softmax(-1), draw(k, b, n)
-        case "dv":
-            return draw(b, k, m).softmax(-1), draw(k, b, n, scale=GRAD)
-        case "dq":
-            return draw(b, m, k, scale=GRAD), draw(k, b, n)
-        case "dk":
-            return draw(b, k, m, scale=GRAD), draw(k, b, n)
-    raise ValueError(f"unknown site {site}")
+    return draw("lhs", "m"), draw("rhs", "n")
 
 
 def laid_out(site: str, lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the operands as the patched source passes them to the product."""
-    match site:
-        case "fprop":
-            return lhs, rhs.t()
-        case "dgrad":
-            return lhs, rhs
-        case "wgrad":
-            return lhs.t(), rhs
-        case "dv" | "dk":
-            return lhs.transpose(1, 2), rhs.transpose(0, 1)
-        case "qk" | "qk_recompute" | "dp":
-            return lhs.transpose(0, 1), rhs.transpose(0, 1).transpose(1, 2)
-    return lhs, rhs.transpose(0, 1)
+    from mqo.quant.formats import SITES
+
+    def matrices(side: str, tensor: Tensor) -> Tensor:
+        name, axis = SITES[site].operand(side)
+        if tensor.dim() == 3 and name not in SCORES:
+            tensor = tensor.transpose(0, 1)
+        return tensor.mT if (axis == -1) == (side == "rhs") else tensor
+
+    return matrices("lhs", lhs), matrices("rhs", rhs)
 
 
 def error(got: Tensor, exact: Tensor) -> dict[str, float]:

@@ -54,6 +54,7 @@ def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
     from megatron.inference import load_model
     from megatron.inference.generation import Choice, generate_tokens, started
     from mqo.megatron.run.errors import reading
+    from mqo.megatron.run.files import iteration_of
     from mqo.megatron.run.untrusted import read_json
 
     folder = load_model.find_checkpoint(given.checkpoint)
@@ -76,7 +77,7 @@ def generate(given: Namespace, platform: list[str]) -> dict[str, Any]:
         text = tokenizer.detokenize(new) if new else ""
         ended = "length" if len(new) == given.tokens else "end of document"
         rows.append({"prompt": prompt, "text": text, "tokens": new, "ended": ended})
-    return {"texts": rows, "iteration": load_model.iteration(folder)}
+    return {"texts": rows, "iteration": iteration_of(folder)}
 
 
 def check_length(args: Namespace, prompt: str, ids: list[int], tokens: int) -> None:

@@ -85,9 +85,9 @@ def start() -> None:
     """Initialize the process group of one process, and the seeds."""
     import torch
     from megatron.core import parallel_state, tensor_parallel
+    from mqo.megatron.run.ranks import with_group
 
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    with_group()
     parallel_state.initialize_model_parallel()
     torch.manual_seed(1)
     tensor_parallel.model_parallel_cuda_manual_seed(1)

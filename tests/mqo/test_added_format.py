@@ -25,7 +25,6 @@ ROW = f"""
 element = "e3m3"
 scale = "e8m0"
 block = 32
-rounding = "nearest-even"
 source = "nobody's: MX with seven bits"
 color = "moss"
 light = "{LIGHT}"

@@ -14,9 +14,10 @@ import typer
 from mqo import cli, process
 from mqo.launch import rerun
 from mqo.launch.config import RunConfig, resolve
-from mqo.launch.plugins import copy_files, declare_files
+from mqo.launch.plugins import copy_files
 from mqo.project import Project
 from mqo.quant.plugins import PLUGINS
+from mqo.recipes.quantizers import declare_file
 from mqo.report import pictures
 from mqo.report.collect import collect
 from mqo.report.compare import compare
@@ -103,7 +104,7 @@ def make_plugin_run(place, name, declared, marker, option):
     file = folder / "mine.py"
     file.write_text(text(marker, declared))
     (folder / "helper.py").write_text(f"open({str(marker)!r}, 'w')\n")
-    declare_files([file])
+    declare_file(file)
     run = make_run(place / name, "linear_mine", steps=20)
     flags = RunConfig.read(run).experiment.extra_flags
     names = ("llama32-1b", "wikipedia", "linear_mine", "smoke")

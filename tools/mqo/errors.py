@@ -1,14 +1,14 @@
 """The typed errors of `mqo`: each says what was found, what was expected, and what helps."""
 
-import errno
 import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-_WORDS = ("no space left on device", "disk quota exceeded")  # in messages of libraries and programs
+from mqo.megatron.run.errors import FULL as FULL
+from mqo.megatron.run.errors import is_full as is_full
+from mqo.megatron.run.errors import nearest as nearest
 
 
 class MqoError(Exception):
@@ -148,11 +148,6 @@ class FileError(MqoError):
         )
 
 
-def nearest(path: Path) -> Path:
-    """Return `path`, or the nearest folder above it that exists."""
-    return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
 @contextmanager
 def full_disk_of(folder: Path) -> Iterator[None]:
     """Raise DiskFullError, which names `folder`, for any error that a full disk caused.
@@ -165,22 +160,6 @@ def full_disk_of(folder: Path) -> Iterator[None]:
         if isinstance(error, MqoError) or not is_full(error):
             raise
         raise DiskFullError(folder) from error
-
-
-def is_full(error: BaseException) -> bool:
-    """Return whether a full disk caused an error, by its number or by a library's message.
-
-    Its causes and contexts count, too, and the output of a program in its `detail`.
-    """
-    cause: BaseException | None = error
-    seen: set[int] = set()
-    while cause is not None and id(cause) not in seen:
-        seen.add(id(cause))
-        text = f"{cause} {getattr(cause, 'detail', '')}".lower()
-        if getattr(cause, "errno", None) in FULL or any(words in text for words in _WORDS):
-            return True
-        cause = cause.__cause__ or cause.__context__
-    return False
 
 
 def one_line(error: Exception | str) -> str:

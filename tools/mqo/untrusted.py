@@ -1,11 +1,6 @@
 """Read untrusted files; the reader's errors can become those of a command."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-from mqo.errors import MqoError
+from mqo.megatron.run.errors import reading as reading
 from mqo.megatron.run.foreign_tokenizer import check_tokenizer as check_tokenizer
 from mqo.megatron.run.untrusted import METADATA as METADATA
 from mqo.megatron.run.untrusted import Limit as Limit
@@ -27,12 +22,3 @@ from mqo.megatron.run.untrusted import read_yaml as read_yaml
 from mqo.megatron.run.untrusted import sha256_of as sha256_of
 from mqo.megatron.run.untrusted import shown as shown
 from mqo.megatron.run.untrusted import walk_folders as walk_folders
-
-
-@contextmanager
-def reading(error: type[MqoError], help: str = "") -> Iterator[None]:
-    """Raise `error` for a file that the reader refuses."""
-    try:
-        yield
-    except UntrustedFileError as refused:
-        raise error(refused.found, expected=refused.expected, help=help) from refused

@@ -9,7 +9,8 @@ from typing import Any
 import mqo.megatron.hooks
 from megatron.training.checkpointing import load_checkpoint
 from mqo.megatron.run import modelopt
-from mqo.megatron.run.checkpoints import TRACKER, loaded
+from mqo.megatron.run.checkpoints import loaded
+from mqo.megatron.run.files import TRACKER
 from mqo.megatron.run.saved_args import with_names_of_this_release
 from mqo.megatron.run.unpickle import FORMAT_FILE, typed_errors
 from torch import nn

@@ -17,6 +17,7 @@ from megatron.training import arguments
 from mqo.megatron.device import accelerator_type
 from mqo.megatron.run import checkpoints, guard, resumed_types
 from mqo.megatron.run.errors import InferenceError, SavedError, building_tokenizer, leave, reading
+from mqo.megatron.run.files import RELEASE, TRACKER, iteration_of
 from mqo.megatron.run.foreign_tokenizer import check_tokenizer
 from mqo.megatron.run.plugin_states import load_states
 from mqo.megatron.run.saved_args import check_kinds, model_arguments
@@ -25,11 +26,10 @@ from mqo.quant.schedule import parse_schedule, type_at
 from torch import Tensor, nn
 
 from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
-from .checkpointing import TRACKER, WEIGHTS_ONLY, checkpoint_folder
+from .checkpointing import WEIGHTS_ONLY, checkpoint_folder
 from .one_process import build, load_weights, typed_build_errors
 
 T = TypeVar("T")
-ITERATION, RELEASE = "iter_", "release"
 # Flags of a program that reads weights and does not train.
 READING = ["--train-iters=1", "--lr=0"]
 
@@ -77,7 +77,7 @@ def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
         SavedError: the record is not a schedule of types.
     """
     check_kinds(vars(saved), folder)
-    step = max(0, (iteration(folder) or 0) - 1)
+    step = max(0, (iteration_of(folder) or 0) - 1)
     types = getattr(saved, resumed_types.TYPES, {})
     total = getattr(saved, "train_iters", None)
     try:
@@ -87,12 +87,6 @@ def types_of(saved: Namespace, folder: Path) -> dict[str, str]:
         raise SavedError(
             f"{folder} records no types: {error}", "a schedule of types for each site"
         ) from error
-
-
-def iteration(folder: Path) -> int | None:
-    """Return the iteration in a folder's name; None for other names, such as "release"."""
-    number = folder.name.removeprefix(ITERATION)
-    return int(number) if number.isdecimal() else None
 
 
 def arguments_here(
@@ -111,7 +105,7 @@ def arguments_here(
     before, sys.argv = sys.argv, [sys.argv[0], *platform, *READING]
     args = arguments.parse_args()
     sys.argv = before
-    source = {"load": str(folder.parent), "ckpt_step": iteration(folder)}
+    source = {"load": str(folder.parent), "ckpt_step": iteration_of(folder)}
     vars(args).update(model | WEIGHTS_ONLY | source)
     with typed_build_errors(f"The arguments in {folder}"):
         arguments.validate_args(args)
@@ -135,11 +129,11 @@ def load(
             model does not fit into memory; the weights do not match the arguments, or cannot be
             read.
     """
-    if iteration(folder) is None and folder.name != RELEASE:
+    if iteration_of(folder) is None and folder.name != RELEASE:
         raise SavedError(
             f"The folder {folder} has the files of an iteration, and upstream reads none of this "
             "name",
-            f"the name {ITERATION}0000160, for iteration 160, or {RELEASE}",
+            f"the name iter_0000160, for iteration 160, or {RELEASE}",
         )
     args = arguments_here(folder, saved, platform, ignored)
     with typed_build_errors(f"The arguments in {folder}"):

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 from mqo.project import Project
+from mqo.quant.formats import ATTENTION, SITES
 
 from ... import forking
 
 torch = pytest.importorskip("torch")
-SITES = ("fprop", "dgrad", "wgrad", "qk", "pv")
 FILE = Project.here().tree / "tools/gemm_precision.py"
 SIZES = {"batch": 2, "m": 16, "n": 24, "k": 64}
 
@@ -27,13 +27,11 @@ def product(site, quant_type="none", **rest):
 
 @pytest.mark.parametrize("site", SITES)
 def test_both_operands_are_blocked_along_the_contraction(program, site):
-    from mqo.quant.formats import SITES
-
     lhs, rhs = program.operands(site, SIZES, torch.Generator().manual_seed(0))
     about = SITES[site]
     assert lhs.shape[about.lhs_axis] == rhs.shape[about.rhs_axis] == SIZES["k"]
     made = torch.matmul(*program.laid_out(site, lhs, rhs))
-    batch = (2,) if site in ("qk", "pv") else ()
+    batch = (2,) if about.layer == ATTENTION else ()
     assert made.shape == (*batch, 16, 24)
 
 

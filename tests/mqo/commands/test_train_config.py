@@ -23,6 +23,8 @@ from mqo.launch import arguments, preview, run
 from mqo.launch.checkpoint_lock import locked
 from mqo.launch.config import Cluster
 from mqo.launch.effects import NoEffectError
+from mqo.launch.machine import detect
+from mqo.launch.plan import plan_layout
 from mqo.launch.prepare import check_tree
 from mqo.launch.upstream_flags import FlagError
 from mqo.matrix.layer_pattern import PatternError
@@ -199,9 +201,16 @@ def test_the_front_end_for_attention_quantizes_attention_alone():
 # -- dry runs --------------------------------------------------------------------------------------
 
 
+def shown(project, made):
+    """What a dry run on this machine shows of a run without a checkpoint."""
+    machine, types = detect(), preview._types(project, made)
+    config, lines = plan_layout(project.tree, made, machine, types)
+    return preview.preview_text(project, config, machine, types, lines)
+
+
 def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
     project = Project(tmp_path)
-    text = preview.preview_text(project, cell("--", "--seed", "7"))
+    text = shown(project, cell("--", "--seed", "7"))
     assert "# source: qk = mxfp8" in text
     assert f"# source: {project.tree} " in text
     assert "--hidden-size 256" in text
@@ -211,17 +220,17 @@ def test_a_dry_run_shows_types_and_command_and_touches_nothing(tmp_path):
 
 def test_a_dry_run_shows_the_lines_that_the_source_would_change(vendored, monkeypatch):
     project = Project(vendored.root.parent)
-    lines = preview.preview_text(project, cell()).splitlines()
+    lines = shown(project, cell()).splitlines()
     assert lines.count("# +        custom_quant_type = 'mxfp8'") == 2
     assert [line for line in lines if line.startswith("# -  ")] == [
         "# -        custom_quant_type = 'none'"
     ] * 2
-    text = preview.preview_text(project, cell("--quantization", "source"))
+    text = shown(project, cell("--quantization", "source"))
     assert f"# source: identical to {project.tree}\n" in text
 
 
 def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
-    text = preview.preview_text(Project(tmp_path / "a b"), cell("--", "--seed", "7"))
+    text = shown(Project(tmp_path / "a b"), cell("--", "--seed", "7"))
     # Quoted where the checkout's own path has a space.
     python = shlex.quote(sys.executable)
     command = text[text.index("MQO_QUANT_CONFIG=") :].replace(python, "printf '%s\\n'")
@@ -236,18 +245,18 @@ def test_a_dry_run_is_shell_that_starts_the_very_command(tmp_path):
 
 
 def test_with_a_teacher_the_program_distils(tmp_path):
-    text = preview.preview_text(Project(tmp_path), cell("--teacher", str(tmp_path / "a run")))
+    text = shown(Project(tmp_path), cell("--teacher", str(tmp_path / "a run")))
     assert "_smoke_distilled/source/distill_gpt.py" in text
     assert f"--export-kd-teacher-load '{tmp_path}/a run'" in text
     assert "--export-kd-cfg" not in text
     made = cell("--teacher", "t", "--distillation-config", "/kd.yaml")
-    assert "--export-kd-cfg /kd.yaml" in preview.preview_text(Project(tmp_path), made)
+    assert "--export-kd-cfg /kd.yaml" in shown(Project(tmp_path), made)
 
 
 def test_a_dry_run_without_data_names_what_to_pass(tmp_path):
     made = cell("--dataset", "dolma")
     bare = made.experiment.dataset.model_copy(update={"sample": False})
-    text = preview.preview_text(Project(tmp_path), made.with_experiment(dataset=bare))
+    text = shown(Project(tmp_path), made.with_experiment(dataset=bare))
     assert "--tokenizer-model TOKENIZER \\\n" in text
     assert "--data-path DATA_PREFIX \\\n" in text
 
@@ -384,7 +393,7 @@ def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):
     types = {"fprop": "mxfp8", "dgrad": "none"}
     asked = made.quantization.model_copy(update={"types": types})
     made = made.model_copy(update={"quantization": asked})
-    text = preview.preview_text(Project(tmp_path), made)
+    text = shown(Project(tmp_path), made)
     assert "# +        custom_quant_type = 'mxfp8'\n" in text
     assert f"{tmp_path}/runs/TIME" in text
 
@@ -392,11 +401,11 @@ def test_a_dry_run_of_a_checkout_runs_its_own_program(patched, tmp_path):
 def test_excluded_layers_go_into_quant_toml_and_a_dry_run_shows_them(tmp_path):
     made = cell("--exclude", "output_layer", "--exclude", "qk:decoder.layers.[01].*")
     exclude = ["output_layer", "qk:decoder.layers.[01].*"]
-    text = preview.preview_text(Project(tmp_path), made)
+    text = shown(Project(tmp_path), made)
     assert '# quant.toml: exclude = ["output_layer", "qk:decoder.layers.[01].*"]\n' in text
     written = tomllib.loads(made.quant_toml({"qk": "mxfp8"}))
     assert written == {"asked": {"qk": "mxfp8"}, "layers": {"exclude": exclude}}
-    assert "# quant.toml" not in preview.preview_text(Project(tmp_path), cell())
+    assert "# quant.toml" not in shown(Project(tmp_path), cell())
 
 
 def test_what_is_measured_and_dumped_goes_into_quant_toml():

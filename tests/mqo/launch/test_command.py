@@ -1,6 +1,6 @@
 import pytest
 from mqo.errors import LayoutError
-from mqo.launch.command import as_shell, flag_values, from_shell, read_flags, without_flag
+from mqo.launch.command import as_shell, flag_words, from_shell, read_flags, without_flag
 
 
 def test_a_command_is_read_back_from_its_shell_text():
@@ -13,8 +13,8 @@ def test_a_command_is_read_back_from_its_shell_text():
 def test_flags_and_their_values_can_be_taken_out():
     command = ["p", "--load", "x", "--seed", "1", "--load", "y"]
     assert without_flag(command, "--load") == ["p", "--seed", "1"]
-    assert flag_values(command, "--load") == ["y"]
-    assert flag_values(command, "--save") == []
+    assert flag_words(command) == {"--load": ["y"], "--seed": ["1"]}
+    assert flag_words([*command, "--load=z"])["--load"] == ["z"]
 
 
 def test_flags_of_upstream_are_read_by_their_types_and_defaults():

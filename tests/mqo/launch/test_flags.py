@@ -18,7 +18,7 @@ from mqo.launch import arguments
 from mqo.launch.config import Cluster, Placement, resolve
 from mqo.launch.flags import Length, RunData, _split, architecture_flags, length, megatron_flags
 from mqo.launch.machine import imagined
-from mqo.launch.plan import with_layout
+from mqo.launch.plan import plan_layout
 from mqo.matrix import generate, tables
 from mqo.recipes import recipe as recipes
 from mqo.runs import RunFolder
@@ -260,7 +260,9 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored, tmp_path):
                 # The smallest batch of all is one for a single process.
                 world = 1 if cell.experiment.training.is_smoke else max(1, gpus)
                 machine = imagined("h100-80gb", gpus)
-                cell = with_layout(on(cell, world), machine, cell.quantization.types).config
+                cell, _ = plan_layout(
+                    vendored.root, on(cell, world), machine, cell.quantization.types
+                )
                 assert bool(cell.placement.layout) == (world == 8)
                 words = tuple(megatron_flags(cell, machine, *NOWHERE))
                 asked[(world, words)] = cell, gpus

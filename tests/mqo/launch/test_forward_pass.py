@@ -17,8 +17,8 @@ from mqo.launch import forward_pass
 from mqo.launch.forward_pass import AS_TRAINED, ForwardPass, SavedModel, forward_passes
 from mqo.launch.options import quant_toml
 from mqo.launch.origin import sign
-from mqo.launch.own_formats import NO_FORMATS, FormatChoice, format_rows
-from mqo.launch.plugins import NO_PLUGINS, PluginChoice
+from mqo.launch.own_formats import format_rows
+from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
 from mqo.project import Project
 from mqo.quant.formats import FORMATS
 from mqo.quant.own_formats import OWN
@@ -45,7 +45,7 @@ def described(monkeypatch):
     """The types and the presence of a recipe that checkpoints record; the program is not run."""
     facts = {"types": ALL_MINE | {"dgrad": "mine", "wgrad": "mine"}, "rows": False}
     facts |= {"formats": {}, "plugins": {}}
-    monkeypatch.setattr(forward_pass, "ask", lambda program, words, **rest: facts)
+    monkeypatch.setattr(forward_pass, "describe", lambda tree, folder: facts)
     return facts
 
 
@@ -97,7 +97,7 @@ def run(project, write, tmp_path):
 def passes(run, *modes, files=(), options=()):
     """The forward passes of a run with the options of a command line."""
     models = [SavedModel.find(run.root)]
-    choice = PluginChoice.from_options(files, options)
+    choice = OwnTypes.from_options(plugins=files, options=options)
     return [quant for _, quant in forward_passes(TREE, models, modes, choice)]
 
 
@@ -140,7 +140,7 @@ def test_all_quantizers_of_a_file_are_registered_and_only_the_used_one_is_named(
 def test_models_and_modes_are_in_the_order_of_a_table(run, described):
     described["types"] = {}
     models = [SavedModel("a", run.checkpoints, None), SavedModel("b", run.checkpoints, None)]
-    pairs = forward_passes(TREE, models, ["mxfp4", AS_TRAINED], NO_PLUGINS)
+    pairs = forward_passes(TREE, models, ["mxfp4", AS_TRAINED], NO_OWN_TYPES)
     assert [(model.name, quant.mode) for model, quant in pairs] == [
         *(("a", "mxfp4"), ("a", "bf16")),
         *(("b", "mxfp4"), ("b", "bf16")),
@@ -297,15 +297,15 @@ def test_a_checkpoint_without_a_run_needs_the_file(run, described, write, tmp_pa
     models = [SavedModel.find(alone)]
     assert models[0].quant_config is None
     with pytest.raises(CheckpointError, match="mine"):
-        forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS)
-    choice = PluginChoice.from_options([write()], [])
+        forward_passes(TREE, models, [AS_TRAINED], NO_OWN_TYPES)
+    choice = OwnTypes.from_options(plugins=[write()])
     ((_, quant),) = forward_passes(TREE, models, [AS_TRAINED], choice)
     assert (quant.types, quant.plugins[0].options) == (ALL_MINE, {})
     # In the version and with the options that it was trained with.
     described["plugins"] = {"mine": f"version {quant.plugins[0].digest[:6]}, gain 4.0"}
     with pytest.raises(CheckpointError, match=r"gain 4\.0, and .*mine\.py has version"):
         forward_passes(TREE, models, [AS_TRAINED], choice)
-    choice = PluginChoice.from_options([write()], ["mine.gain=4.0"])
+    choice = OwnTypes.from_options(plugins=[write()], options=["mine.gain=4.0"])
     ((_, quant),) = forward_passes(TREE, models, [AS_TRAINED], choice)
     assert quant.plugins[0].options == {"gain": 4.0}
 
@@ -326,7 +326,7 @@ def test_quantizers_of_two_runs_do_not_mix(run, described, project, tmp_path, wr
     other.quant_config.write_text(f"[asked]\n{ASKED}{text}")
     sign(project, other)
     models = [SavedModel.find(folder.root) for folder in (run, other)]
-    pairs = forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS)
+    pairs = forward_passes(TREE, models, [AS_TRAINED], NO_OWN_TYPES)
     assert [quant.plugins[0].source.parts[-4] for _, quant in pairs] == ["first", "second"]
     assert [quant.plugins[0].declared["options"]["gain"] for _, quant in pairs] == [2.0, 1.0]
 
@@ -341,7 +341,7 @@ def own(tmp_path):
     def choose(block=32):
         file = tmp_path / "own.toml"
         file.write_text(FILE.replace("block = 32", f"block = {block}"))
-        return FormatChoice.from_options([file])
+        return OwnTypes.from_options([file])
 
     return choose
 
@@ -358,9 +358,9 @@ def of_format(run, described, own):
     return run
 
 
-def passes_of(run, *modes, choice=NO_FORMATS):
+def passes_of(run, *modes, choice=NO_OWN_TYPES):
     models = [SavedModel.find(run.root)]
-    return [quant for _, quant in forward_passes(TREE, models, modes, NO_PLUGINS, choice)]
+    return [quant for _, quant in forward_passes(TREE, models, modes, choice)]
 
 
 def test_a_run_brings_its_formats(of_format):
@@ -384,13 +384,13 @@ def test_a_given_format_is_that_of_a_mode_and_has_to_be_that_of_the_training(of_
 def test_a_checkpoint_alone_needs_the_file_of_its_format(of_format, described, own, tmp_path):
     models = [SavedModel.find(of_format.checkpoints.rename(tmp_path / "alone"))]
     with pytest.raises(CheckpointError, match="--formats FILE"):
-        forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS)
+        forward_passes(TREE, models, [AS_TRAINED], NO_OWN_TYPES)
     choice = own()
     described["formats"] = {"own7": choice.rows["own7"].digest}
-    ((_, quant),) = forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS, choice)
+    ((_, quant),) = forward_passes(TREE, models, [AS_TRAINED], choice)
     assert quant.formats == choice.rows
     with pytest.raises(FormatError, match="own7"):
-        forward_passes(TREE, models, [AS_TRAINED], NO_PLUGINS, own(16))
+        forward_passes(TREE, models, [AS_TRAINED], own(16))
 
 
 @pytest.mark.parametrize(

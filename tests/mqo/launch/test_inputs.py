@@ -43,6 +43,7 @@ def names(place, found):
         ("p --export-kd-cfg @a.bin", {"a.bin"}),
         ("p --load @saved", {"saved/iter_0000004/0.distcp"}),
         ("p --load @saved --ckpt-step 2", {"saved/iter_0000002/0.distcp"}),
+        ("p --load=@saved --ckpt-step=2", {"saved/iter_0000002/0.distcp"}),
     ],
 )
 def test_what_a_command_reads(place, command, expected):

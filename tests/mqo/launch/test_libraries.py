@@ -10,6 +10,7 @@ from mqo.launch.libraries import UNNAMED, LibraryQuantization, modelopt_quantiza
 from mqo.launch.products import AT_NONE, Coverage, Product
 from mqo.launch.run import Result
 from mqo.matrix.tables import LINEAR_SITES, UNQUANTIZED
+from mqo.megatron.run.files import MODELOPT_STATE
 from mqo.runs import RunFolder
 
 ENGINE = ("--transformer-impl", "transformer_engine")
@@ -101,18 +102,18 @@ def saved(tmp_path, monkeypatch):
     """A function that makes checkpoints of which some have a state, and notes what is described."""
     asked = []
 
-    def ask(program, words, **rest):
-        asked.append(words[1])
+    def describe(tree, folder):
+        asked.append(str(folder))
         return {"modelopt": {"format": "int8", "rules": INT8}}
 
-    monkeypatch.setattr(libraries, "ask", ask)
+    monkeypatch.setattr(libraries, "describe", describe)
 
     def make(name, *iterations, states=()):
         for iteration in iterations:
             folder = tmp_path / name / f"iter_{iteration:07d}"
             folder.mkdir(parents=True)
             if iteration in states:
-                (folder / libraries.STATE).mkdir()
+                (folder / MODELOPT_STATE).mkdir()
         (tmp_path / name / libraries.TRACKER).write_text(str(iterations[-1]))
         return tmp_path / name
 
@@ -149,12 +150,12 @@ def test_the_checkpoint_that_is_loaded_counts(saved, tmp_path):
     ],
 )
 def test_a_state_without_a_known_format(facts, saved, tmp_path, monkeypatch):
-    def ask(*words, **rest):
+    def describe(tree, folder):
         if isinstance(facts, MqoError):
             raise facts
         return {"modelopt": facts}
 
-    monkeypatch.setattr(libraries, "ask", ask)
+    monkeypatch.setattr(libraries, "describe", describe)
     made = modelopt_quantization(tmp_path, saved("q", 1, states=(1,)), ())
     expected = LibraryQuantization(library="ModelOpt", format=UNNAMED)
     assert made == (None if facts is None else expected)

@@ -3,6 +3,7 @@
 import re
 import shlex
 import subprocess
+from pathlib import Path
 
 import pytest
 from mqo.errors import CheckpointError, ConvertError, LayoutError, MqoError, UnknownNameError
@@ -12,7 +13,7 @@ from mqo.launch.command import from_shell
 from mqo.launch.config import Cluster, Placement, resolve
 from mqo.launch.layout import check_layout
 from mqo.launch.machine import Machine, imagined
-from mqo.launch.plan import decides, layout_of, plan_layout, saved_layout, with_layout
+from mqo.launch.plan import decides, layout_of, plan_layout, saved_layout
 from mqo.launch.prepare import check_config
 from mqo.matrix import generate, tables
 from mqo.project import Project
@@ -38,9 +39,19 @@ def cell(model="llama31-8b", mode="FA_linear_mxfp8", gpus=8, training="standard"
     return resolve(model, "wikipedia", mode, training, cluster=where, extra_flags=own, **rest)
 
 
-def planned(made, machine=H100, saved=None):
+def plan_of(made, machine=H100):
+    """The plan of a cell that resumes nothing: no tree is read."""
+    return plan_layout(Path("unread"), made, machine, made.quantization.types)
+
+
+def lines_of(made):
+    """The launcher's lines on the layout of a cell."""
+    return plan_of(made)[1]
+
+
+def planned(made, machine=H100):
     """The layout that the launcher chooses for a cell."""
-    chosen = with_layout(made, machine, made.quantization.types, saved).config.placement
+    chosen = plan_of(made, machine)[0].placement
     return layout_of(chosen.layout, chosen.cluster.processes)
 
 
@@ -66,7 +77,8 @@ def of_script(name, *words):
 @pytest.mark.parametrize("name", NAMES)
 def test_each_scripts_dry_run_prints_a_layout_that_fits(name, nodes, tmp_path):
     made = arguments.config_from(of_script(name, "--nnodes", str(nodes)), [], H100)
-    printed = preview.preview_text(Project(tmp_path), made, H100)
+    config, lines = plan_of(made)
+    printed = preview.preview_text(Project(tmp_path), config, H100, {}, lines)
     comments = [line for line in printed.splitlines() if line.startswith("#")]
     command, _ = from_shell(printed[printed.index("MQO_QUANT_CONFIG") :])
     assert command[command.index("--nproc-per-node") + 1] == "8"
@@ -106,7 +118,7 @@ def test_only_what_was_simulated_says_so(words, how):
     if "recipe" in words:
         words["recipe"] = recipes.read(words["recipe"])
     made = cell(**words)
-    (line,) = with_layout(made, H100, made.quantization.types).lines
+    (line,) = lines_of(made)
     assert f"; {how}: " in line
 
 
@@ -128,7 +140,7 @@ def test_cached_weights_are_counted_as_they_are_kept(words, copies):
     needs = []
     for keeps in (False, True):
         made = cell(**words, cache_weights=keeps)
-        lines = with_layout(made, H100, made.quantization.types).lines
+        lines = lines_of(made)
         needs.append(float(re.search(r"computed: ([\d.]+) of", lines[0])[1]))
     weights = rank_weights(made.experiment.model, Layout(8, tensor=2), 0).linear
     assert needs[1] - needs[0] == pytest.approx(copies * weights / GIB, abs=0.11)
@@ -189,9 +201,7 @@ def test_each_dtype_has_a_layout_on_each_device(device, dtype):
 
 def test_parameters_are_gathered_behind_computation_but_in_fp16():
     """Upstream ends an evaluation before the first step that fp16's loss scale lets through."""
-    flags = {
-        d: set(with_layout(cell(dtype=d), H100, {}).config.placement.layout) for d in tables.DTYPES
-    }
+    flags = {d: set(plan_of(cell(dtype=d))[0].placement.layout) for d in tables.DTYPES}
     assert flags["bf16"] >= EVERY
     assert flags["fp32"] >= EVERY
     assert EVERY - flags["fp16"] == {"--overlap-param-gather"}
@@ -249,7 +259,7 @@ def test_rounded_weights_that_stay_are_counted():
 def test_the_types_in_the_tree_decide_where_no_mode_does(tmp_path):
     made = cell("llama32-1b", "source", flags="--attention-dropout 0.1")
     chosen = [
-        plan_layout(tmp_path, made, H100, {"pv": kind}).config.placement.layout
+        plan_layout(tmp_path, made, H100, {"pv": kind})[0].placement.layout
         for kind in ("none", "hifp8")
     ]
     assert [layout_of(flags, 8).recompute for flags in chosen] == ["none", "core_attn"]
@@ -265,7 +275,7 @@ def test_the_types_in_the_tree_decide_where_no_mode_does(tmp_path):
     ],
 )
 def test_on_a_cpu_and_for_small_models_nothing_is_planned(made, machine):
-    assert with_layout(made, machine, made.quantization.types) == plan.Planned(made)
+    assert plan_of(made, machine) == (made, ())
     assert not decides(made.experiment, machine)
 
 
@@ -276,7 +286,7 @@ def test_a_plan_of_an_earlier_start_is_made_anew():
 
 def test_what_fits_nowhere_is_refused_with_what_helps():
     with pytest.raises(LayoutError, match=r"deepseek2_lite in mode bf16 .*2 GPUs of .*`--`"):
-        with_layout(cell("deepseek2_lite", "bf16", 2), H100, {})
+        lines_of(cell("deepseek2_lite", "bf16", 2))
 
 
 def test_processes_that_divide_in_no_layout_are_refused_by_what_is_wrong():
@@ -286,14 +296,14 @@ def test_processes_that_divide_in_no_layout_are_refused_by_what_is_wrong():
         Machine(1, 0),
     )
     with pytest.raises(LayoutError, match=r"128 sequences .*6"):
-        with_layout(made, H100, {})
+        lines_of(made)
 
 
 SMALL = tables.trainings()["smoke"]
 
 
 def test_a_distillation_says_that_the_teacher_is_not_counted(tmp_path):
-    (line,) = with_layout(cell("llama32-1b", teacher=tmp_path), H100, {}).lines
+    (line,) = lines_of(cell("llama32-1b", teacher=tmp_path))
     assert "teacher's memory is not counted" in line
 
 
@@ -307,7 +317,7 @@ def test_a_hybrid_model_of_a_gpts_layers_has_its_layout_and_its_memory(model, mo
     lines = []
     for model_class in ("gpt", "hybrid"):
         made = cell(model, mode, gpus, model_class=model_class)
-        lines.append(with_layout(made, H100, made.quantization.types).lines)
+        lines.append(lines_of(made))
     assert lines[0] == lines[1]
     assert "; simulated: " in lines[0][0]
 
@@ -339,7 +349,7 @@ WIDE = {"ffn_hidden_size": 12736}  # half of it has no whole blocks of 64
 def test_a_pattern_in_given_stages_has_a_memory_unless_they_are_interleaved(pattern, text):
     flags = f"--hybrid-layer-pattern {pattern} --pipeline-model-parallel-size 2"
     made = cell("llama32-1b", flags=flags)
-    (line,) = with_layout(made, H100, made.quantization.types).lines
+    (line,) = lines_of(made)
     assert re.search(text, line)
 
 
@@ -347,7 +357,7 @@ def test_a_pattern_that_the_given_stages_cannot_share_is_refused():
     flags = "--hybrid-layer-pattern *-*-*- --pipeline-model-parallel-size 2"
     made = cell("llama32-1b", flags=flags)
     with pytest.raises(MqoError, match="3 blocks, which 2 pipeline stages"):
-        with_layout(made, H100, made.quantization.types)
+        lines_of(made)
 
 
 # -- a layout of the user's own --------------------------------------------------------------------
@@ -369,12 +379,12 @@ def test_a_pattern_that_the_given_stages_cannot_share_is_refused():
 def test_a_layout_of_the_users_is_left_as_it_is(flags):
     made = cell(flags=flags)
     assert not decides(made.experiment, H100)
-    assert with_layout(made, H100, made.quantization.types).config == made
+    assert plan_of(made)[0] == made
 
 
 def test_a_layout_that_is_too_large_is_warned_of_with_the_numbers():
     made = cell(flags="--tensor-model-parallel-size 1 --lr 1e-5")
-    first, second = with_layout(made, H100, made.quantization.types).lines
+    first, second = lines_of(made)
     alone = Layout(8, sharded=False, overlap=False)
     assert need(made, alone) > 134 * GIB
     assert f"computed: {need(made, alone) / GIB:.1f} of {LIMIT / GIB:.1f} GiB" in first
@@ -386,7 +396,7 @@ def test_a_layout_that_is_too_large_is_warned_of_with_the_numbers():
 def test_a_layout_that_fits_is_said_with_its_memory():
     flags = "--use-distributed-optimizer --tensor-model-parallel-size 4 --sequence-parallel"
     made = cell(flags=flags)
-    (line,) = with_layout(made, H100, made.quantization.types).lines
+    (line,) = lines_of(made)
     layout = Layout(8, tensor=4, overlap=False)
     assert "warning" not in line
     assert f"{need(made, layout) / GIB:.1f} of" in line
@@ -400,7 +410,7 @@ def test_a_layout_that_cannot_start_is_refused():
 
 def test_flags_that_the_formulas_do_not_know_are_named():
     made = cell("llama32-1b", flags="--num-experts 8")
-    (line,) = with_layout(made, H100, made.quantization.types).lines
+    (line,) = lines_of(made)
     assert "--num-experts" in line
     assert not decides(made.experiment, H100)
 
@@ -415,7 +425,7 @@ def test_flags_that_the_formulas_do_not_know_are_named():
 def test_without_a_plan_the_layout_that_a_run_has_is_said(own, said):
     flags = " ".join(("--transformer-impl transformer_engine", *own))
     made = cell(mode="linear_mxfp8", flags=flags)
-    (line,) = with_layout(made, H100, made.quantization.types).lines
+    (line,) = lines_of(made)
     assert line.startswith(said) and "--transformer-impl" in line
 
 
@@ -464,7 +474,7 @@ def resumed(folder, **rest):
     made = cell(checkpoint=folder, **rest)
     gpus = made.placement.cluster.processes
     return layout_of(
-        plan_layout(folder, made, H100, made.quantization.types).config.placement.layout, gpus
+        plan_layout(folder, made, H100, made.quantization.types)[0].placement.layout, gpus
     )
 
 
@@ -483,7 +493,7 @@ def test_a_resumed_run_keeps_its_kind_of_optimizer(saved):
     folder = saved(tensor_model_parallel_size=4, data_parallel_size=2, **plain)
     assert resumed(folder) == Layout(8, tensor=4, sharded=False, overlap=False)
     assert not EVERY & set(
-        plan_layout(folder, cell(checkpoint=folder), H100, {}).config.placement.layout
+        plan_layout(folder, cell(checkpoint=folder), H100, {})[0].placement.layout
     )
     bare = resumed(saved(overlap_grad_reduce=False), model="llama32-1b")
     assert (bare.sharded, bare.overlap) == (True, False)
@@ -540,7 +550,7 @@ def test_a_checkpoint_that_does_not_say_its_layout_is_an_error(saved, monkeypatc
     with pytest.raises(CheckpointError, match=rf"{folder} .*: damaged\..*`--`"):
         resumed(folder)
     made = cell(checkpoint=folder, flags="--use-distributed-optimizer")
-    assert plan_layout(folder, made, H100, made.quantization.types).config.placement.layout == ()
+    assert plan_layout(folder, made, H100, made.quantization.types)[0].placement.layout == ()
 
 
 def test_an_older_checkpoint_says_the_layout_where_the_newest_is_damaged(saved, monkeypatch):

@@ -5,17 +5,20 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from mqo.errors import MqoError, PluginError, RunError, UnknownNameError
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.machine import imagined
-from mqo.launch.plan import layout_of, with_layout
-from mqo.launch.plugins import PluginChoice, copy_files, declare_files, plugins_of, used
+from mqo.launch.own_types import OwnTypes
+from mqo.launch.plan import layout_of, plan_layout
+from mqo.launch.plugins import copy_files, plugins_of, used
 from mqo.quant.config import parse
 from mqo.quant.plugin_modules import digest_of
 from mqo.quant.plugins import PLUGINS
 from mqo.recipes import recipe as recipes
+from mqo.recipes.quantizers import declare_file
 from mqo.runs import RunFolder
 
 HEAD = "from mqo.quant import quantizer\n"
@@ -97,7 +100,7 @@ def test_two_files_with_one_quantizer_are_refused(write):
 @pytest.mark.parametrize("text", ["x = 1\n", "x = (\n", '@quantizer("mxfp4")\ndef f(x, c): ...\n'])
 def test_a_faulty_file_is_refused(write, text):
     path = write(text)
-    for read in (plugins_of, declare_files):
+    for read in (plugins_of, lambda files: OwnTypes.from_options(plugins=files)):
         with pytest.raises(PluginError, match=r"mine\.py"):
             read([path])
 
@@ -191,13 +194,13 @@ def test_a_file_or_an_option_that_no_run_uses_is_refused(write):
     second = write(function("other"), name="second.py")
     files, options = [first, second], ["mine.gain=3"]
     runs = [cell(mode, *files, options=options).quantization for mode in ("mine", "FA_other")]
-    PluginChoice(files, options).refuse_unused(runs)
+    OwnTypes(plugins=files, options=options).refuse_unused(runs)
     with pytest.raises(PluginError, match=r"second\.py .*other"):
-        PluginChoice(files, options).refuse_unused(runs[:1])
+        OwnTypes(plugins=files, options=options).refuse_unused(runs[:1])
     with pytest.raises(PluginError, match=r"mine\.gain=3"):
-        PluginChoice((second,), options).refuse_unused(runs[1:])
+        OwnTypes(plugins=(second,), options=options).refuse_unused(runs[1:])
     with pytest.raises(PluginError, match=r"unused\.gain=3"):
-        PluginChoice(files, ("unused.gain=3",)).refuse_unused(runs)
+        OwnTypes(plugins=files, options=("unused.gain=3",)).refuse_unused(runs)
 
 
 # -- configurations --------------------------------------------------------------------------------
@@ -238,7 +241,7 @@ def test_a_recipe_may_name_a_quantizer_of_the_command(mine, tmp_path):
         'types = { fprop = "mxfp8" }\n[[rules]]\nfirst = 1\nquant_type = "mine"\n'
         '[operands]\n"fprop.x" = { quant_type = "mine" }\n'
     )
-    declare_files([mine])
+    declare_file(mine)
     config = cell("bf16", mine, recipe=recipes.read(str(path)), options=["mine.gain=3"])
     assert "gain=3.0" in config.quantization.name
     text = config.quant_toml(config.quantization.types)
@@ -273,6 +276,7 @@ from pathlib import Path
 from mqo.launch.config import RunConfig
 from mqo.quant.config import parse
 from mqo.quant.plugins import PLUGINS
+from mqo.recipes.quantizers import declare_file
 from mqo.runs import RunFolder
 config = RunConfig.read(RunFolder(Path(sys.argv[1])))
 assert PLUGINS["mine"].function is None and "torch" not in sys.modules
@@ -333,8 +337,9 @@ def test_a_layout_on_gpus_is_planned_for_a_quantizer(mine, mode):
     where = Cluster(nproc_per_node=8)
     names = ("llama31-8b", "wikipedia", mode, "standard")
     config = resolve(*names, plugins=[mine], gemms="all", cluster=where)
-    planned = with_layout(config, imagined("h100-80gb", 8), config.quantization.types)
-    assert layout_of(planned.config.placement.layout, 8).gpus == 8
+    machine = imagined("h100-80gb", 8)
+    planned, _ = plan_layout(Path("unread"), config, machine, config.quantization.types)
+    assert layout_of(planned.placement.layout, 8).gpus == 8
 
 
 # -- copies ----------------------------------------------------------------------------------------

@@ -249,6 +249,8 @@ def test_a_replay_goes_on_from_what_the_original_found_and_saves_elsewhere(itera
         *(sys.executable, "p", "--lr", "1", *expected),
         *("--save", "/new/checkpoints", "--tensorboard-dir", "/new/tensorboard"),
     ]
+    joined = ["py", "p", "--save=/c", "--load=/c", "--tensorboard-dir=/t", "--lr", "1"]
+    assert redirected(joined, folder, iteration) == redirected(command, folder, iteration)
     assert "--save" not in redirected(["py", "p"], folder, iteration=None)
 
 

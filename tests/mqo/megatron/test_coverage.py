@@ -80,33 +80,20 @@ def test_the_recorders_entries_are_what_the_guard_reads():
     assert missing({"qk": "mxfp8"}, RECORDER.entries()) == []
 
 
-@pytest.mark.parametrize(
-    ("asked", "valid"),
-    [({"linear": "mxfp8"}, "valid: fprop, dgrad"), ({"qk": "bf16"}, "valid: none, mxfp8")],
-)
-def test_an_unknown_site_or_type_is_refused(asked, valid):
-    with pytest.raises(ValueError, match=valid):
-        missing(asked, [])
-
-
 # -- layer by layer ----------------------------------------------------------------------------
 
 TWO = [Layer(name, "linear", "ColumnParallelLinear") for name in ("a", "b")]
 
 
-def reached(asked, layers, used, ran, excluded=()):
-    return site_coverage(asked, layers, used, ran, lambda site, layer: (site, layer) in excluded)
-
-
 def test_a_rank_whose_layers_all_reached_their_sites_missed_nothing():
     ran = records("fprop", "mxfp8", "a") + records("fprop", "mxfp8", "b")
-    found = reached({"fprop": "mxfp8", "qk": "none"}, TWO, {"a", "b"}, ran)
+    found = site_coverage({"fprop": "mxfp8", "qk": "none"}, TWO, {"a", "b"}, ran)
     assert found == SiteCoverage()
     assert coverage_faults([found, SiteCoverage()]) == []
 
 
 def test_one_layer_that_bypasses_the_site_is_named():
-    found = reached({"fprop": "mxfp8"}, TWO, {"a", "b"}, records("fprop", "mxfp8", "a"))
+    found = site_coverage({"fprop": "mxfp8"}, TWO, {"a", "b"}, records("fprop", "mxfp8", "a"))
     assert coverage_faults([SiteCoverage(), found]) == [
         "fprop: b ran, but bypassed this site: exclude it"
     ]
@@ -114,53 +101,54 @@ def test_one_layer_that_bypasses_the_site_is_named():
 
 def test_a_layer_with_one_operand_only_is_named():
     ran = records("fprop", "mxfp8", "a", operands=("x",))
-    assert reached({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran).missed == {("fprop", "a")}
+    assert site_coverage({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran).missed == {("fprop", "a")}
 
 
 def test_a_layer_that_bypasses_on_one_rank_alone_is_named():
     """Tensor-parallel ranks share layer names, but each is held to its own records."""
     ran = records("fprop", "mxfp8", "a")
-    ranks = [reached({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran) for ran in (ran, [])]
+    ranks = [site_coverage({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran) for ran in (ran, [])]
     assert coverage_faults(ranks) == ["fprop: a ran, but bypassed this site: exclude it"]
 
 
 def test_each_site_is_held_to_its_own_kind_of_layers():
     layers = [*TWO[:1], Layer("core", "attention", "DotProductAttention")]
     asked = dict.fromkeys(SITES, "mxfp8")
-    found = reached(asked, layers, {"a", "core"}, [])
+    found = site_coverage(asked, layers, {"a", "core"}, [])
     sites = [fault.split(" ran")[0] for fault in coverage_faults([found])]
     of_layer = {"linear": "a", "attention": "core"}
     assert sites == [f"{site.name}: {of_layer[site.layer]}" for site in SITES.values()]
 
 
-def test_excluded_and_frozen_layers_are_not_held_to_a_type():
+def test_excluded_and_frozen_layers_are_not_held_to_a_type(options):
+    options('[layers]\nexclude = ["fprop:b"]\n')
     layers = [*TWO, Layer("c", "linear", "ColumnParallelLinear", frozen=True)]
     idle = QuantRecord("fprop", "b", "x", "excluded", 3, 0, 0.0, 0.0)
     ran = [*records("fprop", "mxfp8", "a"), idle]
-    found = reached({"fprop": "mxfp8"}, layers, {"a", "b", "c"}, ran, {("fprop", "b")})
+    found = site_coverage({"fprop": "mxfp8"}, layers, {"a", "b", "c"}, ran)
     assert found == SiteCoverage()
 
 
 def test_a_record_of_an_excluded_layer_is_no_record_of_quantizing():
     ran = [QuantRecord("fprop", "a", op, "excluded", 1, 0, 0.0, 0.0) for op in ("x", "weight")]
-    assert reached({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran).missed == {("fprop", "a")}
+    assert site_coverage({"fprop": "mxfp8"}, TWO[:1], {"a"}, ran).missed == {("fprop", "a")}
 
 
 def test_a_layer_that_never_ran_is_reported_and_no_fault():
-    found = reached({"fprop": "mxfp8"}, TWO, {"a"}, records("fprop", "mxfp8", "a"))
+    found = site_coverage({"fprop": "mxfp8"}, TWO, {"a"}, records("fprop", "mxfp8", "a"))
     assert coverage_faults([found]) == []
     assert idle_layers([found, SiteCoverage(idle=frozenset({"c"}))]) == ["b", "c"]
 
 
 def test_a_layer_that_lost_its_name_is_a_fault():
     gemm_operands("dgrad", "mxfp8", None).lhs(torch.ones(4, 32))
-    found = reached({"dgrad": "mxfp8"}, [], set(), RECORDER.entries())
+    found = site_coverage({"dgrad": "mxfp8"}, [], set(), RECORDER.entries())
     (fault,) = coverage_faults([found])
     assert fault.startswith("dgrad: a layer lost its name")
 
 
 @pytest.mark.parametrize("kind", ["mxfp8", "mxfp4", "hifp8"])
-def test_an_expert_without_a_token_counts_as_reached(kind):
+def test_an_expert_without_a_token_counts_as_site_coverage(kind):
     """Each GEMM as it is called with no token: fprop, dgrad and wgrad of an [8, 64] weight."""
     expert = torch.nn.Identity()
     expert.mqo_layer = "a"
@@ -170,7 +158,7 @@ def test_an_expert_without_a_token_counts_as_reached(kind):
         assert operands.lhs(lhs).shape == lhs.shape
         assert operands.rhs(rhs).shape == rhs.shape
     asked = dict.fromkeys(("fprop", "dgrad", "wgrad"), kind)
-    assert reached(asked, TWO[:1], {"a"}, RECORDER.entries()) == SiteCoverage()
+    assert site_coverage(asked, TWO[:1], {"a"}, RECORDER.entries()) == SiteCoverage()
     assert missing(asked, RECORDER.entries()) == []
 
 

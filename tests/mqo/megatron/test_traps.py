@@ -1,9 +1,11 @@
 """Each way to ask for a type and quantize nothing fires, with what to change."""
 
-from dataclasses import replace
+import sys
+from argparse import Namespace
 
 import pytest
-from mqo.megatron.traps import Setup, find_traps, notes
+from mqo.megatron.run import engine
+from mqo.megatron.traps import find_traps, notes
 from mqo.quant.labels import Layer
 
 LINEAR = Layer("decoder.layers.0.mlp.linear_fc1", "linear", "ColumnParallelLinear")
@@ -11,55 +13,71 @@ HEAD = Layer("output_layer", "linear", "ColumnParallelLinear")
 ATTENTION = Layer("decoder.layers.0.self_attention.core", "attention", "DotProductAttention")
 ROUTER = Layer("decoder.layers.0.mlp.router", "router", "TopKRouter", sited=False)
 SOUND = [LINEAR, HEAD, ATTENTION, ROUTER]
+NO_ARGS = Namespace()
+BYPASSES = Namespace(
+    transformer_impl="inference_optimized",
+    experimental_attention_variant="dsa",
+    defer_embedding_wgrad_compute=True,
+    gtp_weight_remat_size=2,
+)
 ALL = dict.fromkeys(("fprop", "dgrad", "wgrad", "qk", "pv"), "mxfp8")
 
 
-def traps(asked=ALL, setup=None, layers=SOUND, excluded=()):
-    return find_traps(asked, setup or Setup(), layers, lambda site, layer: layer in excluded)
+def traps(asked=ALL, args=NO_ARGS, layers=SOUND, excluded=()):
+    return find_traps(asked, args, layers, lambda site, layer: layer in excluded)
 
 
-def test_a_sound_run_has_none():
-    assert traps() == []
+@pytest.mark.parametrize(
+    "args",
+    [
+        NO_ARGS,
+        Namespace(transformer_impl="local", gtp_weight_remat_size=1),
+        Namespace(cuda_graph_impl="none", enable_cuda_graph=False),
+    ],
+)
+def test_a_sound_run_has_none(args):
+    assert traps(ALL, args) == []
 
 
 @pytest.mark.parametrize("site", ALL)
 def test_another_transformer_implementation(site):
-    (text,) = traps({site: "mxfp8"}, Setup(transformer_impl="inference_optimized"))
+    (text,) = traps({site: "mxfp8"}, Namespace(transformer_impl="inference_optimized"))
     assert "--transformer-impl inference_optimized: its layers do not call the sites" in text
     assert "pass --transformer-impl local" in text
 
 
-def test_transformer_engines_layers_are_as_good_as_they_ask():
-    setup = Setup(transformer_impl="transformer_engine")
-    assert traps(ALL, setup) == []
-    setup = replace(setup, engine_faults=("one", "two"))
-    assert traps({"wgrad": "mxfp8"}, setup) == ["one", "two"]
-    assert traps({"qk": "mxfp8"}, setup) == []  # whose GEMMs are the attention's
+def test_transformer_engines_layers_are_as_good_as_they_ask(monkeypatch):
+    args = Namespace(transformer_impl="transformer_engine")
+    monkeypatch.setattr(engine, "faults", lambda args: ())
+    assert traps(ALL, args) == []
+    monkeypatch.setattr(engine, "faults", lambda args: ("one", "two"))
+    assert traps({"wgrad": "mxfp8"}, args) == ["one", "two"]
+    assert traps({"qk": "mxfp8"}, args) == []  # whose GEMMs are the attention's
 
 
 def test_another_attention():
-    setup = Setup(attention_variant="dsa")
-    (text,) = traps({"pv": "mxfp4"}, setup)
+    args = Namespace(experimental_attention_variant="dsa")
+    (text,) = traps({"pv": "mxfp4"}, args)
     assert text.startswith("--experimental-attention-variant dsa: ")
-    assert traps({"fprop": "mxfp4"}, setup) == []
+    assert traps({"fprop": "mxfp4"}, args) == []
 
 
 def test_a_deferred_embedding_wgrad():
-    setup = Setup(deferred_embedding_wgrad=True)
-    (text,) = traps({"fprop": "mxfp8", "wgrad": "mxfp8"}, setup)
+    args = Namespace(defer_embedding_wgrad_compute=True)
+    (text,) = traps({"fprop": "mxfp8", "wgrad": "mxfp8"}, args)
     assert text.startswith("--defer-embedding-wgrad-compute: ") and "'wgrad:output_layer'" in text
-    assert traps({"fprop": "mxfp8"}, setup) == []
-    assert traps(ALL, setup, excluded=("output_layer",)) == []
+    assert traps({"fprop": "mxfp8"}, args) == []
+    assert traps(ALL, args, excluded=("output_layer",)) == []
 
 
 def test_gathered_weights():
-    (text,) = traps({"dgrad": "mxfp8"}, Setup(weight_shards=4))
+    (text,) = traps({"dgrad": "mxfp8"}, Namespace(gtp_weight_remat_size=4))
     assert " 4 ranks" in text and "--tensor-parallel-num-weight-shards" in text
-    assert traps({"qk": "mxfp8"}, Setup(weight_shards=4)) == []
+    assert traps({"qk": "mxfp8"}, Namespace(gtp_weight_remat_size=4)) == []
 
 
 @pytest.mark.parametrize("module", ["GroupedMLP", "TEColumnParallelGroupedLinear"])
-def test_grouped_experts(module):
+def test_grouped_experts(module, monkeypatch):
     experts = Layer("decoder.layers.0.mlp.experts.weight1", "other", module, sited=False)
     (text,) = traps(layers=[*SOUND, experts])
     assert text == (
@@ -68,15 +86,17 @@ def test_grouped_experts(module):
     )
     assert traps({"qk": "mxfp8"}, layers=[*SOUND, experts]) == []
     # Asked for by an argument, they are named once.
-    (text,) = traps(setup=Setup(grouped_experts=True), layers=[*SOUND, experts])
+    args = Namespace(num_experts=8, moe_grouped_gemm=True)
+    monkeypatch.setitem(sys.modules, "megatron.core.models", None)  # so they have no sites
+    (text,) = traps(args=args, layers=[*SOUND, experts])
     assert text.startswith("--moe-grouped-gemm: ")
-    assert traps({"qk": "mxfp8"}, Setup(grouped_experts=True)) == []
+    assert traps({"qk": "mxfp8"}, args) == []
 
 
 def test_cuda_graphs():
-    (text,) = traps({"qk": "mxfp8"}, Setup(cuda_graphs=True))
+    (text,) = traps({"qk": "mxfp8"}, Namespace(enable_cuda_graph=True))
     assert text.startswith("--cuda-graph-impl: ")
-    assert traps({"qk": "none"}, Setup(cuda_graphs=True)) == []
+    assert traps({"qk": "none"}, Namespace(enable_cuda_graph=True)) == []
 
 
 def test_frozen_weights():
@@ -103,8 +123,8 @@ def test_a_layer_that_is_excluded_at_one_site_only_is_held_to_the_others():
         return site == "dgrad"
 
     asked = {"fprop": "mxfp8", "dgrad": "mxfp8"}
-    assert len(find_traps(asked, Setup(), [*SOUND, frozen], only_dgrad)) == 1
-    assert find_traps({"dgrad": "mxfp8"}, Setup(), [*SOUND, frozen], only_dgrad) == []
+    assert len(find_traps(asked, NO_ARGS, [*SOUND, frozen], only_dgrad)) == 1
+    assert find_traps({"dgrad": "mxfp8"}, NO_ARGS, [*SOUND, frozen], only_dgrad) == []
 
 
 @pytest.mark.parametrize(("layers", "names"), [([LINEAR], "qk, pv"), ([ATTENTION], "fprop, dgrad")])
@@ -116,15 +136,13 @@ def test_a_model_without_such_layers(layers, names):
 
 def test_nothing_asked_nothing_found():
     frozen = Layer("proj", "linear", "TELinear", frozen=True, sited=False)
-    setup = Setup("inference_optimized", (), "dsa", deferred_embedding_wgrad=True, weight_shards=2)
     for asked in ({}, dict.fromkeys(ALL, "none")):
-        assert traps(asked, setup, [frozen]) == []
+        assert traps(asked, BYPASSES, [frozen]) == []
         assert notes(asked, [ROUTER]) == []
 
 
 def test_every_trap_is_named_at_once():
-    setup = Setup("inference_optimized", (), "dsa", deferred_embedding_wgrad=True, weight_shards=2)
-    assert len(traps(ALL, setup, [])) == 6
+    assert len(traps(ALL, BYPASSES, [])) == 6
 
 
 def test_what_never_has_a_site_is_said():

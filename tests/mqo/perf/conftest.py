@@ -7,9 +7,9 @@ import pytest
 from mqo.launch.machine import Machine
 from mqo.launch.variants import variants
 from mqo.perf import sections as program
-from mqo.perf.comparability import run_of
+from mqo.perf.comparability import profiler_flags, run_of
 from mqo.perf.sections import TRACE, Measured
-from mqo.perf.train import PerfOptions, plan, profiler_flags
+from mqo.perf.train import PerfOptions, plan
 
 from ..report.conftest import make_run
 from .test_trace import STEP

@@ -5,9 +5,8 @@ from dataclasses import asdict, replace
 
 import pytest
 from mqo.errors import MqoError
-from mqo.perf.comparability import RECORD, check_comparable, read, timed
+from mqo.perf.comparability import RECORD, check_comparable, profiler_flags, read, timed
 from mqo.perf.ratio import quartiles, ratio, ratio_lines
-from mqo.perf.train import profiler_flags
 
 from ..report.conftest import make_run, write
 

@@ -9,12 +9,12 @@ from mqo.errors import MqoError
 from mqo.launch import arguments
 from mqo.launch.machine import Machine
 from mqo.launch.own_data import of_options
-from mqo.launch.plugins import PluginChoice
+from mqo.launch.own_types import OwnTypes
 from mqo.launch.variants import GemmChoice, variants, with_plugins
 from mqo.perf import measure
 from mqo.perf import train as program
-from mqo.perf.comparability import PROFILER
-from mqo.perf.train import PerfOptions, plan, profiler_flags, train
+from mqo.perf.comparability import PROFILER, profiler_flags
+from mqo.perf.train import PerfOptions, plan, train
 from mqo.project import Project
 
 from ..report.conftest import make_run
@@ -158,8 +158,8 @@ def test_only_a_run_that_uses_a_quantizer_names_it(tmp_path, ways, options, word
         "from mqo.quant import quantizer\n"
         '@quantizer("mine", options={"bits": 4})\ndef mine(x, context):\n    return x\n'
     )
-    choice = PluginChoice.from_options([file], options)
-    base, *others = with_plugins([*variants("bf16"), *variants(*ways)], choice)
+    own = OwnTypes.from_options(plugins=[file], options=options)
+    base, *others = with_plugins([*variants("bf16"), *variants(*ways)], own)
     for way in others:
         made = plan(PerfOptions("llama32-1b", way, base, "wikipedia", "smoke"), CPU)
         assert "--plugin" not in made.baseline.command()

@@ -26,7 +26,7 @@ from mqo.project import Project
 from mqo.quant import config, weights
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import ATTENTION_BACKWARD, SITES
-from mqo.quant.measurement import merge_measurements
+from mqo.quant.measurement import merge
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.quantization import PROCESS
@@ -209,7 +209,7 @@ def compare(spec, seen, whole, *, exact=True):
         narrower += dim is not None and not same(alone, quantized)
     # A scale of a rank's own shard is another one, on one of the ranks at least.
     assert sum(world.gathered(narrower)) >= 3
-    ranks = merge_measurements(world.gathered(seen.measured))
+    ranks = merge(world.gathered(seen.measured))
     for found, expected in zip(ranks, whole.measured, strict=True):
         assert found.key == expected.key
         if exact:

@@ -7,7 +7,8 @@ import torch
 from mqo.quant.config import current
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.gradient_noise import ROWS, WatchedOperand, sample_gradient
-from mqo.quant.record import RECORDER, merge
+from mqo.quant.measurement import merge
+from mqo.quant.record import RECORDER
 
 TOKENS, OUT, IN = 64, 40, 24
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import BLOCK_SIZES
-from mqo.quant.measurement import Measurement, count_true, measure, merge_measurements
+from mqo.quant.measurement import Measurement, count_true, measure, merge
 from mqo.quant.packing import pack
 from mqo.quant.spec import QuantSpec
 
@@ -144,7 +144,7 @@ def test_an_empty_operand_is_measured_as_nothing(shape, kind):
 def test_ranks_merge_as_if_they_were_one_tensor():
     spec = QuantSpec("mxfp4")
     halves = [wide(8, 64, seed=seed) for seed in (1, 2)]
-    (merged,) = merge_measurements([[measured(half, spec)] for half in halves])
+    (merged,) = merge([[measured(half, spec)] for half in halves])
     whole = measured(torch.cat(halves), spec)
     assert merged.scales == whole.scales
     assert (merged.amax, merged.saturated) == (whole.amax, whole.saturated)
@@ -155,7 +155,7 @@ def test_a_nan_on_one_rank_stays_one():
     spec = QuantSpec("mxfp8")
     ranks = [[measured(torch.tensor([value]), spec)] for value in (torch.nan, 1.0)]
     for order in (ranks, ranks[::-1]):
-        assert math.isnan(merge_measurements(order)[0].amax)
+        assert math.isnan(merge(order)[0].amax)
 
 
 @pytest.mark.parametrize(

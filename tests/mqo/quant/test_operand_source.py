@@ -14,7 +14,8 @@ from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import Hadamard
 from mqo.quant.table import entries
-from mqo.quant.weights import cached_bytes
+
+from .cached_weights import cached_bytes
 
 LAYER = "decoder.layers.0.mlp.linear_fc1"
 SOURCE = (

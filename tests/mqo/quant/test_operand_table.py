@@ -15,8 +15,9 @@ from mqo.quant.progress import set_step
 from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import Hadamard, QuantSpec
-from mqo.quant.weights import cached_bytes
 from torch.nn import Linear, Module, Parameter
+
+from .cached_weights import cached_bytes
 
 
 def normal(*shape, seed=0):

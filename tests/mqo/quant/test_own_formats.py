@@ -3,7 +3,7 @@
 import pytest
 import torch
 from mqo.quant import QuantSpec, cpu, fake_quantize, formats, load_formats, pack, reference
-from mqo.quant.own_formats import read_formats, read_rows
+from mqo.quant.own_formats import own_formats, read_rows
 
 from ..own_format import FILE
 
@@ -50,7 +50,7 @@ def test_another_definition_of_the_same_name_is_refused(own, tmp_path):
 )
 def test_a_bad_row_is_refused_by_name(name, change):
     with pytest.raises(ValueError, match=rf"formats\.{name}"):
-        read_formats({"elements": ELEMENTS, "formats": {name: ROW | change}}, "a file")
+        own_formats({"elements": ELEMENTS, "formats": {name: ROW | change}}, "a file")
 
 
 def test_all_faults_of_a_file_are_listed_with_its_valid_rows():

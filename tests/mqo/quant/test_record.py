@@ -9,9 +9,9 @@ import torch
 from mqo.quant.backend import fake_quantize
 from mqo.quant.config import current
 from mqo.quant.gemms import gemm_operands
-from mqo.quant.measurement import merge_measurements
+from mqo.quant.measurement import merge
 from mqo.quant.quantization import PROCESS
-from mqo.quant.record import RECORDER, QuantRecord, Recorder, merge
+from mqo.quant.record import RECORDER, QuantRecord, Recorder
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
 
@@ -219,7 +219,7 @@ def test_merging_is_as_good_as_one_recorder():
         x = normal(16, seed=seed)
         for recorder in (ranks[seed % 2], whole):
             observe(recorder, x, x.round())
-    steps = merge_measurements(rank.end_step() for rank in ranks), whole.end_step()
+    steps = merge(rank.end_step() for rank in ranks), whole.end_step()
     (merged,), (expected,) = steps
     assert (merged.elements, merged.amax, merged.scales) == (
         expected.elements,

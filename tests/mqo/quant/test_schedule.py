@@ -8,7 +8,7 @@ from mqo.quant.config import current
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
-from mqo.quant.schedule import Phase, parse_schedule, starts, type_at
+from mqo.quant.schedule import Phase, parse_schedule, type_at
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def test_a_share_ends_at_that_share_of_all_steps():
     schedule = parse_schedule("mxfp4 until 0.9, then bf16")
     types = [type_at(schedule, step, 20) for step in range(20)]
     assert types == ["mxfp4"] * 18 + ["none"] * 2
-    assert starts(schedule, 20) == [18]
+    assert [phase.ends(20) for phase in schedule] == [18, None]
 
 
 def test_a_step_ends_before_that_step():
@@ -49,7 +49,7 @@ def test_a_type_may_be_unknown_where_it_is_only_read():
 @given(st.integers(1, 10**6), st.integers(1, 99))
 def test_a_share_is_reached_at_the_same_step_however_it_is_written(total, percent):
     whole = parse_schedule(f"mxfp8 until {percent / 100:.2f}, then none")
-    assert starts(whole, total) == [round(percent / 100 * total)]
+    assert whole[0].ends(total) == round(percent / 100 * total)
 
 
 @pytest.mark.parametrize(

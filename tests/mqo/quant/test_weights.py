@@ -9,8 +9,10 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.spec import QuantSpec
-from mqo.quant.weights import cached_bytes, weights_changed
+from mqo.quant.weights import weights_changed
 from torch.nn import Parameter
+
+from .cached_weights import cached_bytes
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from mqo.errors import PluginError
 from mqo.launch.arguments import config_from, parser
-from mqo.launch.plugins import PluginChoice, copy_files
+from mqo.launch.own_types import OwnTypes
+from mqo.launch.plugins import copy_files
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugins import PLUGINS
 from mqo.recipes.quantizer_packages import file_of, files_of, packages
@@ -141,8 +142,8 @@ def test_a_name_of_two_distributions_is_refused(site):
 
 def test_commands_take_the_name_of_an_entry_point(site):
     install(site, {"four-bits": "bits.sub.mine"}, PACKAGE)
-    choice = PluginChoice.from_options([Path("four-bits")], [])
-    assert choice.files == (site / "bits/sub/mine.py",)
+    own = OwnTypes.from_options(plugins=[Path("four-bits")])
+    assert own.plugins == (site / "bits/sub/mine.py",)
     assert PLUGINS["mine"].block == 16 and PLUGINS["mine"].function is None
 
 

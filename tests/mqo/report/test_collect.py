@@ -55,6 +55,11 @@ def test_a_place_without_runs_is_refused(tmp_path, name):
 # -- a run that ended well -----------------------------------------------------------------------
 
 
+def test_a_seed_has_either_spelling(runs):
+    runs("one", flags=("--seed=7",))
+    assert only(runs).seed == "7"
+
+
 def test_a_run_says_what_ran_and_what_it_took(runs):
     runs("one", "FA_linear_mxfp8", loss=6.0, step_s=0.25, memory=2**31)
     run = only(runs)

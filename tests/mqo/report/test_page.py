@@ -14,10 +14,9 @@ from mqo.report import page as program
 from mqo.report.collect import collect
 from mqo.report.compare import compare
 from mqo.report.curves import of_runs
-from mqo.report.evidence import Evidence, evidence
+from mqo.report.evidence import Evidence, Spread, evidence
 from mqo.report.folder import replaced
 from mqo.report.page import MINUS, NOTHING, Diffs, memory, number, page, shown, unseen
-from mqo.report.rows import Spread
 from mqo.report.series import DIFFERENCES
 from mqo.runs import RunFolder
 
@@ -196,8 +195,8 @@ def test_a_loss_that_is_not_finite_is_a_gap_in_the_curve(plain, runs):
 
 
 def test_seeds_are_one_curve_with_a_range_and_a_single_one_has_none(plain, runs):
-    for seed in (1, 2):
-        runs(f"bf16 {seed}", seed=seed, loss=6.0 + seed)
+    runs("bf16 1", seed=1, loss=7.0)
+    runs("bf16 2", seed=1, loss=8.0, flags=("--seed=2",))
     runs("mxfp4", "mxfp4", seed=1)
     html = plain(runs)
     base, other = data(html)["groups"][0]["curves"]

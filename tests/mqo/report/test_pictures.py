@@ -133,6 +133,14 @@ def test_seeds_of_one_mode_are_one_curve_with_their_range(runs, drawn, tmp_path)
     assert apart[-1] == pytest.approx(0.5, abs=0.01)
 
 
+@pytest.mark.parametrize("spelling", ["--seed {}", "--seed={}"])
+def test_seeds_are_one_curve_if_another_flag_has_the_value_of_one(runs, drawn, tmp_path, spelling):
+    words = [("--log-interval", "2", *spelling.format(seed).split()) for seed in (1, 2)]
+    folders = [runs(str(n), flags=flags) for n, flags in enumerate(words)]
+    plot(folders, tmp_path / "loss.png")
+    assert [panel for panel, *_ in drawn["plot"]] == [0, 1]
+
+
 def test_runs_of_two_configurations_say_which_in_their_labels(runs, tmp_path):
     plot([runs("a"), runs("b", dataset="dolma")], tmp_path / "loss.svg")
     picture = (tmp_path / "loss.svg").read_text()

@@ -8,6 +8,7 @@ from mqo.launch.config import Cluster, resolve
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of
 from mqo.matrix import tables
+from mqo.megatron.simulation.rows import KINDS
 from mqo.overlay.series import Series
 from mqo.scale.memory import CONTEXT, worst_stage
 from mqo.scale.simulated import TABLE, simulated_need
@@ -17,7 +18,6 @@ from mqo.simulate.result import needed
 from .arithmetic import of_mode
 
 MODES = {"fused": "FA_linear_mxfp8", "chunked": "qk_pv_mxfp8"}
-KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 with TABLE.open(encoding="utf-8", newline="") as file:
     ROWS = list(csv.DictReader(file))
 

@@ -2,8 +2,7 @@
 
 import pytest
 from mqo.errors import MqoError, UnknownNameError
-from mqo.launch.own_formats import NO_FORMATS
-from mqo.launch.plugins import NO_PLUGINS, PluginChoice
+from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
 from mqo.sensitivity.choice import chosen_recipe, passes
 
 
@@ -19,7 +18,7 @@ def test_a_mode_quantizes_all_gemms_and_the_output_layer():
 def test_blocks_that_a_recipe_keeps_at_the_ends_are_measured():
     recipe = chosen_recipe(None, "nvfp4-nemotron3", (), ())
     assert [rule.parts for rule in recipe.rules] == [("qkv", "proj")]
-    quant = passes(recipe, NO_FORMATS, NO_PLUGINS)
+    quant = passes(recipe, NO_OWN_TYPES)
     assert [rule["layers"] for rule in quant.rows["rules"]] == ["linear:*", "linear:output_layer"]
     assert quant.types == dict.fromkeys(("fprop", "dgrad", "wgrad"), "nvfp4")
     assert quant.options == {"cache_weights": True}
@@ -57,6 +56,6 @@ def test_a_rule_for_parts_of_the_ends_is_refused(tmp_path):
 def test_a_quantizer_that_is_no_type_is_refused(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text('@quantizer("mine")\ndef mine(x, context):\n    return x\n')
-    choice = PluginChoice.from_options([file], ())
+    own = OwnTypes.from_options(plugins=[file])
     with pytest.raises(MqoError, match="changes nothing"):
-        passes(chosen_recipe("mxfp4", None, (), ()), NO_FORMATS, choice)
+        passes(chosen_recipe("mxfp4", None, (), ()), own)

@@ -79,12 +79,12 @@ def simulated(vendored, checkout_with):
 
 
 def flops(facts):
-    return [sum(w["flops"] * w["calls"] for w in step.works) for step in facts.steps]
+    return [sum(w.flops * calls for w, calls in step.works.items()) for step in facts.steps]
 
 
 def products(facts):
     """{(layer, GEMM, type, shape): calls} of the last step."""
-    rows = facts.steps[-1].counted_works().items()
+    rows = facts.steps[-1].works.items()
     return {(w.layer, w.gemm, w.quant_type, w.shape): n for w, n in rows if w.flops}
 
 
@@ -127,7 +127,7 @@ def test_types_in_attentions_backward_pass_are_those_of_real_tensors_and_of_the_
     project = checkout_with(cache=tmp_path)
     known = coverage.of_config(project, vendored, Series.of_project(project), config)
     # One chunk: as in the coverage, the products have the scores of hidden keys.
-    works = fake.steps[-1].counted_works().items()
+    works = fake.steps[-1].works.items()
     ours = by_site((work, work.flops * calls) for work, calls in works)
     assert ours.keys() == {*sites}
     assert ours == by_site((row, row.flops) for row in known.products)
@@ -163,7 +163,7 @@ def test_a_hybrid_model_of_a_gpts_layers_has_its_bytes_products_and_exchanges(
     for gpt, hybrid in zip(*ranks, strict=True):
         assert hybrid.step_peaks == gpt.step_peaks
         assert hybrid.kinds == gpt.kinds
-        assert hybrid.steps[-1].counted_exchanges() == gpt.steps[-1].counted_exchanges()
+        assert hybrid.steps[-1].exchanges == gpt.steps[-1].exchanges
         assert unnamed(hybrid) == unnamed(gpt)
 
 
@@ -236,7 +236,7 @@ def check_peaks(fake, real):
 def test_two_ranks_of_a_distillation_are_as_real_ones(simulated, student, flags):
     fakes, reals = (simulated(student(flags), 2, [1, 2], real) for real in (False, True))
     for fake, real in zip(fakes, reals, strict=True):
-        assert fake.steps[-1].counted_exchanges() == real.steps[-1].counted_exchanges() != {}
+        assert fake.steps[-1].exchanges == real.steps[-1].exchanges != {}
         assert products(fake) == products(real)
         check_peaks(fake, real)
 
@@ -258,7 +258,7 @@ def test_two_ranks_exchange_what_real_processes_do(simulated, model, flags, step
     config = tiny(model, "bf16", flags)
     fakes, reals = (simulated(config, 2, steps, real) for real in (False, True))
     for fake, real in zip(fakes, reals, strict=True):
-        assert fake.steps[-1].counted_exchanges() == real.steps[-1].counted_exchanges() != {}
+        assert fake.steps[-1].exchanges == real.steps[-1].exchanges != {}
         assert products(fake) == products(real)
         check_peaks(fake, real)
 
@@ -286,5 +286,5 @@ def test_products_are_those_of_the_coverage(
     def share(rows):
         return sum(flops for kind, flops in rows if kind in quantized)
 
-    ours = [(w.quant_type, w.flops * n) for w, n in found.steps[-1].counted_works().items()]
+    ours = [(w.quant_type, w.flops * n) for w, n in found.steps[-1].works.items()]
     assert share(ours) == share((row.quant_type, row.flops) for row in known.products)

@@ -8,6 +8,7 @@ from mqo.errors import MqoError
 from mqo.launch.config import Cluster, resolve
 from mqo.launch.machine import imagined
 from mqo.launch.plan import workload_of
+from mqo.megatron.simulation.rows import KINDS
 from mqo.quant.formats import FORMATS, SITES
 from mqo.scale.devices import DEVICES, device
 from mqo.scale.layout import Layout
@@ -32,7 +33,6 @@ SHAPES = {
     "dgrad": (TOKENS, WIDTH, OUT),
     "wgrad": (OUT, WIDTH, TOKENS),
 }
-KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 
 
 def gemm(site, quant_type=NONE, calls=1, layer="mlp"):

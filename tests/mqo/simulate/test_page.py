@@ -30,7 +30,6 @@ SENT = {
     "ranks": 2,
     "nodes": 1,
     "size": 10**9,
-    "wire": 10**9,
     "calls": 3,
 }
 

@@ -1,8 +1,9 @@
 """Counts of a step, and the least time they take, by hand."""
 
 import pytest
+from mqo.megatron.simulation.rows import Exchange, Work
 from mqo.scale.devices import DEVICES, device
-from mqo.simulate.facts import Exchange, RankFacts, Work
+from mqo.simulate.facts import RankFacts
 from mqo.simulate.roofline import Roofline, parallelism
 
 H100 = device("h100-80gb")
@@ -17,12 +18,11 @@ PRODUCT = {
 }
 COPY = PRODUCT | {"gemm": "copy_", "quant_type": None, "shape": (), "flops": 0, "size": 10**10}
 SENT = {
-    "operation": "all-reduce",
+    "operation": "broadcast",
     "group": "TENSOR_MODEL_PARALLEL_GROUP",
     "ranks": 2,
     "nodes": 1,
     "size": 10**9,
-    "wire": 10**9,
 }
 
 

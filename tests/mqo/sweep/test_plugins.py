@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from mqo.errors import MqoError, PluginError
 from mqo.launch.config import RunConfig
-from mqo.launch.plugins import PluginChoice, copy_files
+from mqo.launch.own_types import OwnTypes
+from mqo.launch.plugins import copy_files
 from mqo.quant.plugins import PLUGINS
 from mqo.sweep import configs
 
@@ -39,8 +40,8 @@ def files(tmp_path):
 
 
 def jobs(modes, *paths, options=(), **rest):
-    choice = PluginChoice.from_options(paths, options)
-    return configs.jobs("llama32-1b", "wikipedia", modes, "tiny", plugins=choice, **rest)
+    own = OwnTypes.from_options(plugins=paths, options=options)
+    return configs.jobs("llama32-1b", "wikipedia", modes, "tiny", own=own, **rest)
 
 
 def names(planned):
@@ -162,6 +163,6 @@ def test_a_job_knows_its_quantizers_from_its_folder(files, folder):
 
 
 def test_the_jobs_of_a_sweep_end_well(files, sweep):
-    plugins = PluginChoice.from_options([files / "mine.py"], ())
-    entries, _ = sweep("bf16,linear_mine", plugins=plugins, axes=("mine.rule=a,b",))
+    own = OwnTypes.from_options(plugins=[files / "mine.py"])
+    entries, _ = sweep("bf16,linear_mine", own=own, axes=("mine.rule=a,b",))
     assert [entry.state for entry in entries.values()] == ["done"] * len(ARMS)

@@ -112,10 +112,8 @@ class Scripted:
     def poll(self):
         return None
 
-    def ask_to_end(self):
+    def terminate(self):
         pass
-
-    end = ask_to_end
 
 
 def test_a_job_waits_while_another_writes_the_index_that_they_share(folder):

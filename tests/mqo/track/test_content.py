@@ -14,24 +14,24 @@ from .conftest import INPUTS, make_run
 
 def test_parameters_are_the_configuration_by_path(tmp_path):
     run = make_run(tmp_path / "one", extra_flags=("--seed", "7"))
-    found = content.tracker_run(run)
-    assert (found.name, found.group) == ("one", None)
-    assert found.parameters["experiment.model.name"] == "llama32-1b"
-    assert found.parameters["quantization.types.qk"] == "mxfp8"
-    assert found.parameters["experiment.extra_flags"] == '["--seed", "7"]'
-    assert found.parameters["experiment.dataset.sample"] is True
-    assert "experiment.teacher" not in found.parameters  # it is null there
+    assert content.group_of(run) is None
+    found = content.parameters(run)
+    assert found["experiment.model.name"] == "llama32-1b"
+    assert found["quantization.types.qk"] == "mxfp8"
+    assert found["experiment.extra_flags"] == '["--seed", "7"]'
+    assert found["experiment.dataset.sample"] is True
+    assert "experiment.teacher" not in found  # it is null there
 
 
 def test_a_changed_model_has_a_name_of_its_own(tmp_path):
     run = make_run(tmp_path / "one", extra_flags=("--num-layers", "3"))
-    assert content.tracker_run(run).parameters["experiment.name"] == "llama32-1b*"
+    assert content.parameters(run)["experiment.name"] == "llama32-1b*"
 
 
 def test_the_group_is_the_sweep(tmp_path):
     run = make_run(tmp_path / "a sweep" / "one")
     (tmp_path / "a sweep" / SWEEP).write_text("{}")
-    assert content.tracker_run(run).group == "a sweep"
+    assert content.group_of(run) == "a sweep"
 
 
 def test_files_are_those_that_are_there_and_never_the_log(tmp_path):

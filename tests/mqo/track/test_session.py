@@ -36,6 +36,20 @@ def test_what_a_tracker_raises_is_one_paragraph_with_the_command_that_helps(tmp_
     assert not run.trackers.exists()
 
 
+def test_a_run_with_a_damaged_configuration_is_refused_before_the_tracker_gets_it(
+    tmp_path, monkeypatch
+):
+    class Unused:
+        def create(self, run):
+            pytest.fail("a run was created")
+
+    monkeypatch.setitem(session.TRACKERS, "mlflow", Unused)
+    run = make_run(tmp_path / "one")
+    run.config.write_text("{")
+    with pytest.raises(RunError, match="cell"):
+        session.track(run, "mlflow", draw)
+
+
 def test_a_run_that_is_being_sent_is_refused(tmp_path):
     run = make_run(tmp_path / "one")
     with sent.held(run), pytest.raises(TrackerError, match=f"{run.root}.*--tracker"):

@@ -9,9 +9,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
-from mqo.runs import SWEEP
+from mqo.runs import SWEEP, RunFolder
 from mqo.track import content, mlflow, sent, session, wandb
-from mqo.track.tracker import Run, Sent
+from mqo.track.tracker import Sent
 
 from .conftest import (
     INPUTS,
@@ -44,7 +44,7 @@ def test_a_run_is_there_whole(store, tmp_path):
     found = only(store)
     assert sent.read(run)[store.name].id in said
     assert (found.name, found.group, found.status) == ("one", "a sweep", "finished")
-    expected = content.tracker_run(run).parameters
+    expected = content.parameters(run)
     kept = expected if store.name == "wandb" else {k: str(v) for k, v in expected.items()}
     assert found.parameters == kept
     assert texts(found.metrics) == texts(run.read_metrics())
@@ -165,7 +165,7 @@ def test_runs_that_begin_at_once_share_an_experiment(mlflow_store):
             return found
 
         made.client.get_experiment_by_name = look_and_wait
-        return made.create(Run(name, None, {}, mlflow_store.root))
+        return made.create(RunFolder(mlflow_store.root / name))
 
     with ThreadPoolExecutor(2) as pool:
         ids = set(pool.map(begin, ("one", "two")))

@@ -23,10 +23,10 @@ def adopt(
     tree: TreeOption = None,
 ) -> None:
     """Replace hand-made quantization sites by those of the patches, with the same types."""
-    from mqo.launch.own_formats import FormatChoice
+    from mqo.launch.own_types import OwnTypes
     from mqo.overlay.quant_types import adopt as overlay
 
-    FormatChoice.from_options(formats)  # before literals are read
+    OwnTypes.from_options(formats)  # before literals are read
     fork, series = settled(tree), patch_series()
     if not yes:
         plan = overlay.planned(fork, series)

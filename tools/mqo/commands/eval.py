@@ -70,12 +70,10 @@ def evaluate(
     from mqo.launch import evaluation
     from mqo.launch import tasks as harness
     from mqo.launch.forward_pass import AS_TRAINED, SavedModel
-    from mqo.launch.own_formats import FormatChoice
-    from mqo.launch.plugins import PluginChoice
+    from mqo.launch.own_types import OwnTypes
     from mqo.matrix import tables
 
-    own = FormatChoice.from_options(formats)  # before names are checked
-    plugins = PluginChoice.from_options(plugin, plugin_option)
+    own = OwnTypes.from_options(formats, plugin, plugin_option)  # before names are checked
     given = joined(modes)
     names = tables.expand_modes(given) if given else [AS_TRAINED]
     sources = [SavedModel.find(path) for path in checkpoints]
@@ -88,7 +86,7 @@ def evaluate(
             limit=limit,
             shots=num_fewshot,
         )
-        scores = harness.evaluate(settled(tree), sources, names, words, stderr(), plugins, own)
+        scores = harness.evaluate(settled(tree), sources, names, words, stderr(), own)
         rows = [vars(score) for score in scores]
         emit("eval", None, "\n".join(harness.score_lines(scores)), as_json, tasks=rows)
         return
@@ -98,6 +96,6 @@ def evaluate(
         )
     words = evaluation.text(data or (), text, tokenizer, tokens)
     words += evaluation.ignoring(ignore_argument or ())
-    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr(), plugins, own)
+    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr(), own)
     rows = [loss.as_table() for loss in losses]
     emit("eval", None, "\n".join(evaluation.loss_lines(losses)), as_json, losses=rows)

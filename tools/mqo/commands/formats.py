@@ -41,9 +41,9 @@ def list_(formats: FormatsOption = None, as_json: JsonOption = False) -> None:
     Those of ~/.config/mqo/formats.toml, or of --formats, are at the end. `mqo formats` lists all
     but the latter.
     """
-    from mqo.launch.own_formats import FormatChoice
+    from mqo.launch.own_types import OwnTypes
 
-    rows = _rows(FORMATS, FormatChoice.from_options(formats).rows)
+    rows = _rows(FORMATS, OwnTypes.from_options(formats).rows)
     emit("formats", None, _table(rows), as_json, formats=rows)
 
 

@@ -52,8 +52,7 @@ def generate(
     """Generate text from prompts with a checkpoint."""
     from mqo.launch import evaluation
     from mqo.launch.forward_pass import AS_TRAINED, SavedModel
-    from mqo.launch.own_formats import FormatChoice
-    from mqo.launch.plugins import PluginChoice
+    from mqo.launch.own_types import OwnTypes
 
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not given:
@@ -67,10 +66,9 @@ def generate(
         seed=seed,
     )
     words += evaluation.ignoring(ignore_argument or ())
-    own = FormatChoice.from_options(formats)
-    plugins = PluginChoice.from_options(plugin, plugin_option)
+    own = OwnTypes.from_options(formats, plugin, plugin_option)
     source, mode = SavedModel.find(checkpoint), mode or AS_TRAINED
-    more = (words, tokenizer, plugins, own)
+    more = (words, tokenizer, own)
     result = evaluation.generate(settled(tree), source, mode, given, *more)
     written = "\n\n".join(row["prompt"] + row["text"] for row in result["texts"])
     emit("generate", None, written, as_json, **result)

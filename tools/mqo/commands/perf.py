@@ -92,8 +92,7 @@ def perf(
     from mqo.launch import own_data
     from mqo.launch.hybrid import check_class
     from mqo.launch.models import shrink_of
-    from mqo.launch.own_formats import FormatChoice
-    from mqo.launch.plugins import PluginChoice
+    from mqo.launch.own_types import OwnTypes
     from mqo.launch.variants import GemmChoice, check_set_once, variants, with_plugins
     from mqo.matrix import tables
     from mqo.perf import measure
@@ -111,14 +110,13 @@ def perf(
                 "--model, or one of --mode and --recipe, is missing",
                 expected="--model with --mode or --recipe, or --compare A B",
             )
-        own = FormatChoice.from_options(formats)  # before names are checked
-        plugins = PluginChoice.from_options(plugin, plugin_option)
+        own = OwnTypes.from_options(formats, plugin, plugin_option)  # before names are checked
         choice = GemmChoice.of_names(gemms, attention_gemms)
         (base,) = variants(tables.pick(tables.modes(), "quantization mode", baseline).name)
-        check_set_once(axis or (), plugins.options)
+        check_set_once(axis or (), own.options)
         ways = variants(joined(mode) or "", joined(recipes) or "", axis or (), choice)
         choice.refuse_unread(ways)
-        base, *chosen = with_plugins((base, *ways), plugins)
+        base, *chosen = with_plugins((base, *ways), own)
         tokens, extra = tokenizer and tokenizer.resolve(), tuple(flags or ())
         data = own_data.of_options(Project.here(), text or (), tokens, None, extra, strict=strict)
         dataset = dataset or (data.text.name if data.text else "wikipedia")
@@ -129,7 +127,6 @@ def perf(
         ]
         configs = [test.config_of(v, steps=1) for test in tests for v in (test.mode, base)]
         own.refuse_unused([config.quantization for config in configs])
-        plugins.refuse_unused([config.quantization for config in configs])
         failed = measure.run_tests(tests, folder, scaling=not no_scaling)
     except RunError as error:
         error.exit_code = MqoError.exit_code  # 1 would say that a verdict failed

@@ -58,14 +58,14 @@ def show(
 ) -> None:
     """Show what a recipe does to each operand, and what it leaves out."""
     from mqo.errors import MqoError
-    from mqo.launch.own_formats import FormatChoice
+    from mqo.launch.own_types import OwnTypes
     from mqo.matrix.tables import models
     from mqo.quant.recipe_files import path_of
     from mqo.recipes.layers import layer_lines
     from mqo.recipes.recipe import changed, read
     from mqo.recipes.show import recipe_lines, resolved
 
-    own = FormatChoice.from_options(formats)  # before types are checked
+    own = OwnTypes.from_options(formats)  # before types are checked
     shown_recipe = changed(read(name), without or (), with_ or ())
     own.refuse_unused_in(shown_recipe.all_types())
     if toml and (shown_recipe.changes or model):

@@ -67,8 +67,7 @@ def sensitivity(
     """Quantize one part of a saved model at a time, and rank the changes of loss and gradient."""
     from mqo.launch import evaluation
     from mqo.launch.forward_pass import SavedModel
-    from mqo.launch.own_formats import FormatChoice
-    from mqo.launch.plugins import PluginChoice
+    from mqo.launch.own_types import OwnTypes
     from mqo.matrix.tables import check_choice
     from mqo.output import target_of
     from mqo.quant.subsets import KINDS
@@ -88,10 +87,9 @@ def sensitivity(
         share = keep.share_of(rules)
         keep.check_kind(by)
         files.append(target_of(out.with_suffix(".toml")))
-    own = FormatChoice.from_options(formats)  # before names are checked
-    plugins = PluginChoice.from_options(plugin, plugin_option)
+    own = OwnTypes.from_options(formats, plugin, plugin_option)  # before names are checked
     measured = chosen_recipe(mode, recipe, without or (), with_ or ())
-    quant = passes(measured, own, plugins)
+    quant = passes(measured, own)
     words = evaluation.text(data or (), text, tokenizer, tokens)
     words += evaluation.ignoring(ignore_argument or ())
     model = SavedModel.find(checkpoint)

@@ -56,7 +56,7 @@ def simulate(
     from mqo.display import stderr
     from mqo.errors import MqoError
     from mqo.output import new_file, target_of
-    from mqo.simulate.command import SimulationOptions, estimated, simulated
+    from mqo.simulate.command import SimulationOptions, estimated, prepared
     from mqo.simulate.lines import native_lines, simulation_lines
 
     if native and page is not None:
@@ -77,7 +77,7 @@ def simulate(
         text = "\n".join(native_lines(estimate))
         emit("simulate", None, text, as_json, **estimate.as_table())
         raise typer.Exit(0 if estimate.fits else 1)
-    result = simulated(options, settled(tree), stderr())
+    result = prepared(options, settled(tree)).simulate(stderr())
     if page is not None:
         from mqo.simulate.page import page as render
 

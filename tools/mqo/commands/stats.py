@@ -25,9 +25,10 @@ def stats(
     as_json: JsonOption = False,
 ) -> None:
     """Show how well each format, block and scale rule represents a saved tensor."""
-    from mqo.launch.own_formats import FormatChoice, format_rows
+    from mqo.launch.own_formats import format_rows
+    from mqo.launch.own_types import OwnTypes
     from mqo.report.stats import measure, stats_lines
 
-    rows = format_rows(FormatChoice.from_options(formats).rows)
+    rows = format_rows(OwnTypes.from_options(formats).rows)
     result = measure(Project.here().ours, file, tensor or (), axis, rows)
     emit("stats", result, "\n".join(stats_lines(result)), as_json)

@@ -117,8 +117,7 @@ def sweep(
     from mqo.launch.config import Cluster
     from mqo.launch.hybrid import check_class
     from mqo.launch.models import shrink_of
-    from mqo.launch.own_formats import FormatChoice
-    from mqo.launch.plugins import PluginChoice
+    from mqo.launch.own_types import OwnTypes
     from mqo.launch.variants import GemmChoice
     from mqo.matrix import tables
     from mqo.output import folder_of
@@ -132,7 +131,7 @@ def sweep(
     project, extra = Project.here(), tuple(flags or ())
     tokens, prefix = tokenizer and tokenizer.resolve(), data_prefix and data_prefix.resolve()
     data = own_data.of_options(project, text or (), tokens, prefix, extra, strict=strict)
-    own = FormatChoice.from_options(formats)  # before names are checked
+    own = OwnTypes.from_options(formats, plugin, plugin_option)  # before names are checked
     planned = configs.jobs(
         joined(models) or tables.ALL,
         joined(datasets),
@@ -140,8 +139,7 @@ def sweep(
         training_config,
         recipes=joined(recipes) or "",
         axes=tuple(axis or ()),
-        plugins=PluginChoice.from_options(plugin, plugin_option),
-        formats=own,
+        own=own,
         seeds=_seeds(joined(seeds) or ""),
         extra_flags=extra,
         shrink=shrink_of(shrink),

@@ -21,8 +21,7 @@ from mqo.launch.models import shrink_of
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.own_data import OwnData, either, of_options
-from mqo.launch.own_formats import FormatChoice
-from mqo.launch.plugins import PluginChoice
+from mqo.launch.own_types import OwnTypes
 from mqo.launch.start_weights import fill_in
 from mqo.matrix import tables
 from mqo.project import Project
@@ -230,8 +229,7 @@ def config_from(
     if args.start is not None:
         extra = fill_in(args, extra, Project.here())
     # Before names of types are checked.
-    formats = FormatChoice.from_options(args.formats)
-    plugins = PluginChoice.from_options(args.plugin, args.plugin_option)
+    own = OwnTypes.from_options(args.formats, args.plugin, args.plugin_option)
     data = _own_data(args, extra)
     mode = args.quantization
     given_types = (args.linear_quantization, args.attention_quantization, args.recipe)
@@ -270,8 +268,8 @@ def config_from(
         allow_mostly_unquantized=args.allow_mostly_unquantized,
         cluster=Cluster(**where),
         without=without,
-        plugins=plugins.files,
-        plugin_options=plugins.options,
+        plugins=own.plugins,
+        plugin_options=own.options,
         shrink=shrink_of(args.shrink),
         start=args.start,
         schedule=tuple(args.schedule),
@@ -280,8 +278,7 @@ def config_from(
         **{name: getattr(args, name) for name in plain},
         **given(args),
     )
-    formats.refuse_unused([config.quantization])
-    plugins.refuse_unused([config.quantization])
+    own.refuse_unused([config.quantization])
     return config
 
 

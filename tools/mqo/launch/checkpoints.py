@@ -1,14 +1,18 @@
-"""List the checkpoints in a folder by the names of its files."""
+"""List the checkpoints in a folder by the names of its files, and describe one."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from mqo.errors import MqoError
+from mqo.errors import CheckpointError, MqoError
+from mqo.megatron.run.files import MOST_DIGITS, iteration_folder, iteration_of
+from mqo.megatron.run.files import RELEASE as RELEASE
+from mqo.megatron.run.files import TRACKER as TRACKER
+from mqo.program import ask
 from mqo.untrusted import Limit, check_file, list_folder, read_text, reading
 
-TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
-MOST_DIGITS = 18  # of an iteration
+EVALUATE = "tools/evaluate.py"
 
 
 def newest(folder: Path) -> str | None:
@@ -29,9 +33,8 @@ def tracked(folder: Path) -> str:
 
 def saved(folder: Path) -> list[str]:
     """Return the iterations in a folder that were saved completely, by their folders."""
-    ends = folder.glob("iter_*/metadata.json")
-    names = (path.parent.name.removeprefix("iter_") for path in ends)
-    return [str(number) for number in sorted(int(name) for name in names if name.isdecimal())]
+    numbers = (iteration_of(path.parent) for path in folder.glob("iter_*/metadata.json"))
+    return [str(number) for number in sorted(n for n in numbers if n is not None)]
 
 
 def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose: str = "") -> None:
@@ -41,7 +44,7 @@ def require_tracker(folder: Path, error: type[MqoError], expected: str, *, whose
     it would notice only after they have loaded torch.
     """
     if (folder / TRACKER).is_file():
-        require_files(checkpoint(folder, newest(folder) or RELEASE), error)
+        require_files(iteration_folder(folder, newest(folder) or RELEASE), error)
         return
     names = ([RELEASE] if (folder / RELEASE).is_dir() else []) + saved(folder)
     fault = f"There is no checkpoint{whose} in {folder}"
@@ -64,6 +67,13 @@ def require_files(iteration: Path, error: type[MqoError]) -> None:
                 check_file(path)
 
 
-def checkpoint(folder: Path, iteration: str) -> Path:
-    """Return the folder of a checkpoint's iteration, as upstream names it."""
-    return folder / (f"iter_{int(iteration):07d}" if iteration.isdecimal() else iteration)
+def describe(tree: Path, folder: Path) -> dict[str, Any]:
+    """Return how a checkpoint was quantized, as a program of a tree reads it, on the CPU.
+
+    Raises:
+        CheckpointError: it cannot be used.
+        RunError: the program failed in another way.
+    """
+    variables = {"CUDA_VISIBLE_DEVICES": ""}
+    words = ["describe", str(folder)]
+    return ask(tree / EVALUATE, words, variables=variables, error=CheckpointError)

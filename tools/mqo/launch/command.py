@@ -43,15 +43,6 @@ def command_of(run: RunFolder) -> tuple[list[str], dict[str, str]]:
         raise damaged(run.command, error) from error
 
 
-def flag_values(command: Sequence[str], flag: str) -> list[str]:
-    """Return the values after the last occurrence of `flag`, up to the next flag."""
-    if flag not in command:
-        return []
-    rest = list(command[len(command) - list(reversed(command)).index(flag) :])
-    ends = [n for n, word in enumerate(rest) if word.startswith("--")]
-    return rest[: ends[0]] if ends else rest
-
-
 def flag_words(words: Sequence[str]) -> dict[str, list[str]]:
     """Return {flag: its values} of flags; the last mention counts.
 

@@ -300,7 +300,7 @@ def resolve(
     or "source" for the types in the tree; `linear` and `attention` change the mode as in
     `tables.changed`. A `recipe` sets the types of linear layers; MqoError if the mode sets them,
     too. `plugins` are files of quantizers, which become types; the run keeps those that it uses.
-    It also keeps the rows of the formats that it uses, of those that `FormatChoice` made types.
+    It also keeps the rows of the formats that it uses, of those that `OwnTypes` made types.
     `rest` are fields of the parts, and options by their names. `keep_checkpoints` defaults to the
     number in the training configuration, or to all if the folder already holds more.
     """

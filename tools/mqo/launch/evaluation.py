@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -20,12 +20,14 @@ from mqo.data.pair_check import check_prefix
 from mqo.display import Count, Display, Say
 from mqo.errors import CheckpointError, MqoError
 from mqo.launch import bytecode
+from mqo.launch.checkpoints import EVALUATE
 from mqo.launch.flags import platform_flags
-from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes, quant_toml_of
+from mqo.launch.forward_pass import ForwardPass, SavedModel, forward_passes, quant_toml_of
 from mqo.launch.machine import THREADS, detect, threads
 from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
-from mqo.launch.own_formats import NO_FORMATS, FormatChoice, format_rows
-from mqo.launch.plugins import NO_PLUGINS, PluginChoice, copy_files, toml_rows
+from mqo.launch.own_formats import format_rows
+from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
+from mqo.launch.plugins import copy_files, toml_rows
 from mqo.launch.published_args import IGNORE_FLAG
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE
@@ -40,7 +42,6 @@ from mqo.runs import RunFolder
 from mqo.untrusted import Limit, check_file, check_tokenizer, reading
 
 GENERATE = "tools/generate.py"
-Measured = TypeVar("Measured")
 _LARGEST = math.log(sys.float_info.max)
 
 
@@ -144,41 +145,44 @@ def evaluate(
     modes: Sequence[str],
     words: Sequence[str] = (),
     report: Say = lambda line: None,
-    plugins: PluginChoice = NO_PLUGINS,
-    formats: FormatChoice = NO_FORMATS,
+    own: OwnTypes = NO_OWN_TYPES,
 ) -> list[Loss]:
     """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is its own mode.
 
-    `words` is the result of `text`, `plugins` are custom quantizers, and `formats` the user's.
+    `words` is the result of `text`, `own` are the user's types.
 
     Raises:
         CheckpointError: a checkpoint or the text cannot be used.
         PluginError: a file of quantizers cannot be used, or changes nothing.
     """
-
-    def measure(model: SavedModel, quant: ForwardPass, watch: Watch) -> Loss:
-        before = ["run", str(model.folder)]
-        facts = run(tree, model, quant, EVALUATE, before, words, watch=watch)
-        loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
-        return Loss(model.name, quant.name, quant.types, loss=loss, text=texts, **facts)
-
-    return each(forward_passes(tree, models, modes, plugins, formats), measure, report)
-
-
-def each(
-    pairs: Sequence[tuple[SavedModel, ForwardPass]],
-    measure: Callable[[SavedModel, ForwardPass, Watch], Measured],
-    report: Say,
-) -> list[Measured]:
-    """Measure each checkpoint under its forward pass, in this order, and show the progress."""
     results = []
+    for model, quant, facts in measured(tree, models, modes, "run", words, report, own):
+        loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
+        results.append(Loss(model.name, quant.name, quant.types, loss=loss, text=texts, **facts))
+    return results
+
+
+def measured(
+    tree: Tree,
+    models: Sequence[SavedModel],
+    modes: Sequence[str],
+    command: str,
+    words: Sequence[str],
+    report: Say,
+    own: OwnTypes,
+) -> Iterator[tuple[SavedModel, ForwardPass, dict[str, Any]]]:
+    """Yield what a command of EVALUATE finds for each checkpoint under each mode, in this order.
+
+    Show the progress.
+    """
+    pairs = forward_passes(tree, models, modes, own)
     with Display.around(report).live() as display:
         for n, (model, quant) in enumerate(pairs, 1):
             name = quant.name
             display(f"{model.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
-            count = Count(display, f"  {n} of {len(pairs)}  {name}")
-            results.append(measure(model, quant, count.show))
-    return results
+            watch = Count(display, f"  {n} of {len(pairs)}  {name}").show
+            before = [command, str(model.folder)]
+            yield model, quant, run(tree, model, quant, EVALUATE, before, words, watch=watch)
 
 
 def generate(
@@ -188,8 +192,7 @@ def generate(
     prompts: Sequence[str],
     words: Sequence[str] = (),
     tokenizer: Path | None = None,
-    plugins: PluginChoice = NO_PLUGINS,
-    formats: FormatChoice = NO_FORMATS,
+    own: OwnTypes = NO_OWN_TYPES,
 ) -> dict[str, Any]:
     """Return the text after each prompt: {"mode", "types", "iteration", "texts"}.
 
@@ -201,7 +204,7 @@ def generate(
     """
     words = [*words]
     words += tokenizer_words(tokenizer)
-    ((_, quant),) = forward_passes(tree, [model], [mode], plugins, formats)
+    ((_, quant),) = forward_passes(tree, [model], [mode], own)
     with temporary_folder("mqo-generate-") as folder:
         file = folder / "prompts.json"
         file.write_text(json.dumps(list(prompts)), encoding="utf-8")

@@ -14,11 +14,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from mqo.errors import MqoError, RunError
-from mqo.launch.checkpoints import checkpoint, newest
-from mqo.launch.command import flag_values, flag_words, read_flags
+from mqo.launch.checkpoints import newest
+from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.flags import length
 from mqo.launch.start_weights import FLAG as START
+from mqo.megatron.run.files import iteration_folder
 from mqo.run_records import parsed
 from mqo.runs import RunFolder, replace_text
 from mqo.untrusted import UntrustedFileError, sha256_of
@@ -76,7 +77,7 @@ def finished(config: RunConfig) -> Finished | None:
     steps = length(config.experiment).steps
     if folder is None or step is None or step < steps:
         return None
-    path = checkpoint(folder, str(step))
+    path = iteration_folder(folder, str(step))
     record = _read_record(folder, step, _sha256(path / MANIFEST))
     if (record is None and step == steps) or not _is_whole(path):
         return None
@@ -105,12 +106,12 @@ def note_finished(folder: RunFolder, config: RunConfig, command: list[str]) -> N
     Only the last of several nodes has a result. A run that stopped early, as with --exit-interval,
     has no final validation and gets no record.
     """
-    where, save = config.placement.cluster, flag_values(command, "--save")
+    where, save = config.placement.cluster, flag_words(command).get("--save")
     if not folder.ended.exists() or not save or where.node_rank < where.nnodes - 1:
         return
     saved = Path(save[0])
     step = newest(saved) or ""
-    manifest = _sha256(checkpoint(saved, step) / MANIFEST)
+    manifest = _sha256(iteration_folder(saved, step) / MANIFEST)
     if step.isdecimal() and manifest is not None:
         record = FinishRecord(
             iteration=int(step),

@@ -9,31 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import CheckpointError, FormatError, PluginError
-from mqo.launch.checkpoints import TRACKER, require_files, require_tracker
+from mqo.launch.checkpoints import TRACKER, describe, require_files, require_tracker
 from mqo.launch.hf_source import refuse_hf_folder
 from mqo.launch.origin import is_own
-from mqo.launch.own_formats import NO_FORMATS, FormatChoice, declare_formats, used_formats
-from mqo.launch.plugins import (
-    PluginChoice,
-    RunPlugin,
-    declare_rows,
-    labels,
-    plugins_of,
-    used,
-)
+from mqo.launch.own_formats import declare_formats, used_formats
+from mqo.launch.own_types import OwnTypes
+from mqo.launch.plugins import RunPlugin, declare_rows, labels, plugins_of, used
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
-from mqo.program import ask
 from mqo.project import Project
 from mqo.quant.formats import ATTENTION_BACKWARD, QUANT_TYPES
 from mqo.quant.own_formats import FormatRow
 from mqo.run_records import QuantToml, damaged, parsed
 from mqo.runs import RunFolder, checkpoints_of
 
-EVALUATE = "tools/evaluate.py"
 AS_TRAINED = "as trained"
 BACKWARD = ("dgrad", "wgrad", *ATTENTION_BACKWARD)  # sites that no evaluation runs
-_ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}
 
 
 @dataclass(frozen=True)
@@ -101,8 +92,7 @@ def forward_passes(
     tree: Tree,
     models: Iterable[SavedModel],
     modes: Sequence[str],
-    choice: PluginChoice,
-    formats: FormatChoice = NO_FORMATS,
+    own: OwnTypes,
 ) -> list[tuple[SavedModel, ForwardPass]]:
     """Return each model with each mode, in this order.
 
@@ -112,14 +102,11 @@ def forward_passes(
         PluginError: a file of quantizers cannot be used, or changes nothing.
         FormatError: a file of formats changes nothing, or has other numbers than a checkpoint's.
     """
-    given = plugins_of(choice.files, choice.options)
+    given = plugins_of(own.plugins, own.options)
     pairs = [
-        (model, _forward_pass(tree, model, mode, given, formats))
-        for model in models
-        for mode in modes
+        (model, _forward_pass(tree, model, mode, given, own)) for model in models for mode in modes
     ]
-    choice.refuse_unused([quant for _, quant in pairs])
-    formats.refuse_unused([quant for _, quant in pairs])
+    own.refuse_unused([quant for _, quant in pairs])
     return pairs
 
 
@@ -128,7 +115,7 @@ def _forward_pass(
     model: SavedModel,
     mode: str,
     given: tuple[RunPlugin, ...],
-    choice: FormatChoice,
+    own: OwnTypes,
 ) -> ForwardPass:
     """Return how a mode quantizes the GEMMs of a forward pass.
 
@@ -139,11 +126,10 @@ def _forward_pass(
     if mode != AS_TRAINED:
         types = _forward(tables.pick(tables.modes(), "quantization mode", mode).types())
         names = {*types.values()}
-        formats = used_formats({**recorded, **choice.rows}, names)
+        formats = used_formats({**recorded, **own.rows}, names)
         return ForwardPass(mode, types, {}, used(given, names), formats)
     plugins = _recorded(model, given)
-    words = ["describe", str(model.folder)]
-    facts = ask(tree.root / EVALUATE, words, variables=_ON_CPU, error=CheckpointError)
+    facts = describe(tree.root, model.folder)
     types = _forward(facts["types"])
     if facts["rows"] and model.quant_config is None:
         raise CheckpointError(
@@ -152,14 +138,14 @@ def _forward_pass(
             expected="a copy of its quant.toml in that folder, or the run itself",
             help="To run it without them, name a mode",
         )
-    formats = recorded if model.quant_config else {**choice.rows}
+    formats = recorded if model.quant_config else {**own.rows}
     _check_known(model, types, (*formats, *(plugin.name for plugin in plugins)))
     if model.quant_config is None:
         _check_versions(model, plugins, facts["plugins"])
     rows = recipe_rows(model.quant_config, types)
     quant = ForwardPass(_mode_of(types, rows), types, rows)
     formats = used_formats(formats, quant.all_types)
-    _check_numbers(model, choice, facts["formats"], formats)
+    _check_numbers(model, own, facts["formats"], formats)
     quant = replace(quant, plugins=used(plugins, quant.all_types), formats=formats)
     _refuse_foreign(model, quant.plugins, given)
     return quant
@@ -202,14 +188,14 @@ def _recorded_formats(model: SavedModel) -> dict[str, FormatRow]:
 
 def _check_numbers(
     model: SavedModel,
-    choice: FormatChoice,
+    own: OwnTypes,
     recorded: Mapping[str, str],
     used: Mapping[str, FormatRow],
 ) -> None:
     """Raise FormatError for a format with other numbers than in the training of the checkpoint."""
     for name, row in used.items():
-        file, was = choice.file_of(name), recorded.get(name, row.digest)
-        now = choice.rows[name] if file else row
+        file, was = own.file_of(name), recorded.get(name, row.digest)
+        now = own.rows[name] if file else row
         if was != now.digest:
             raise FormatError(
                 f"{model.folder} was trained with {name} {was[: len(row.version)]}, and "

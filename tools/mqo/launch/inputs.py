@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pydantic.dataclasses import dataclass
 
-from mqo.launch.checkpoints import checkpoint, newest
-from mqo.launch.command import flag_values
+from mqo.launch.checkpoints import newest
+from mqo.launch.command import flag_words
+from mqo.megatron.run.files import iteration_folder
 from mqo.untrusted import sha256_of
 
 # Larger files are compared by size and time: reading a whole corpus would delay every run.
@@ -41,19 +42,19 @@ class Inputs:
     def read_by(cls, command: Sequence[str]) -> Inputs:
         """Return the inputs of a training command that is about to run."""
         # A blend may have weights between its prefixes; those are not files.
-        prefixes = flag_values(command, "--data-path")
+        given = flag_words(command)
+        prefixes = given.get("--data-path", [])
         files = [Path(f"{word}.{end}") for word in prefixes for end in ("bin", "idx")]
         for flag in ("--tokenizer-model", "--pretrained-checkpoint", "--export-kd-cfg"):
-            files += [path for word in flag_values(command, flag) for path in _below(Path(word))]
-        for word in flag_values(command, "--export-kd-teacher-load"):
+            files += [path for word in given.get(flag, []) for path in _below(Path(word))]
+        for word in given.get("--export-kd-teacher-load", []):
             files.append(Path(word) / "model_config.yaml")
-            files += _below(checkpoint(Path(word), newest(Path(word)) or ""))
+            files += _below(iteration_folder(Path(word), newest(Path(word)) or ""))
         step = None
-        for word in flag_values(command, "--load")[:1]:
-            given = flag_values(command, "--ckpt-step")
+        for word in given.get("--load", [])[:1]:
             if step := newest(Path(word)):
-                step = given[0] if given else step
-                files += _below(checkpoint(Path(word), step))
+                step = next(iter(given.get("--ckpt-step", [])), step)
+                files += _below(iteration_folder(Path(word), step))
         return cls({str(path.absolute()): mark(path) for path in files if path.is_file()}, step)
 
     def changed(self) -> list[str]:

@@ -11,18 +11,15 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict
 
-from mqo.errors import CheckpointError, MqoError
-from mqo.launch.checkpoints import TRACKER, checkpoint, newest
+from mqo.errors import MqoError
+from mqo.launch.checkpoints import TRACKER, describe, newest
 from mqo.launch.command import flag_table
-from mqo.megatron.run import files
+from mqo.megatron.run.files import MODELOPT_STATE, iteration_folder
 from mqo.megatron.transformer_engine import releases
-from mqo.program import ask
 from mqo.quant import formats
 
 MODELOPT, TRANSFORMER_ENGINE = "ModelOpt", "Transformer Engine"
 UNNAMED = "an unnamed format"  # of a checkpoint that was quantized by a foreign program
-STATE, MODELOPT_FORMAT = files.MODELOPT_STATE, files.MODELOPT_FORMAT
-_DESCRIBER = "tools/evaluate.py"
 # {operand of a linear layer's GEMMs: ModelOpt's name of its quantizer}
 _QUANTIZERS = {"x": "input_quantizer", "weight": "weight_quantizer", "grad": "grad_quantizer"}
 
@@ -118,15 +115,11 @@ def modelopt_quantization(
         extra_flags: the user's flags for Megatron, which may name another folder.
     """
     folder = _loaded(checkpoints, flag_table(extra_flags))
-    if folder is None or not (folder / STATE).is_dir():
+    if folder is None or not (folder / MODELOPT_STATE).is_dir():
         return None
     unknown = LibraryQuantization(library=MODELOPT, format=UNNAMED)
     try:
-        words = ["describe", str(folder)]
-        variables = {"CUDA_VISIBLE_DEVICES": ""}
-        facts = ask(tree / _DESCRIBER, words, variables=variables, error=CheckpointError)[
-            "modelopt"
-        ]
+        facts = describe(tree, folder)["modelopt"]
         if facts is None:
             return None
         known = {name: value for name, value in facts.items() if value}
@@ -142,4 +135,4 @@ def _loaded(checkpoints: Path | None, given: Mapping[str, str]) -> Path | None:
     if pretrained and not (folder and (folder / TRACKER).is_file()):
         folder = Path(pretrained)
     step = (given.get("--ckpt-step") or newest(folder)) if folder else None
-    return checkpoint(folder, step) if folder and step else None
+    return iteration_folder(folder, step) if folder and step else None

@@ -5,15 +5,13 @@ The launcher reads the files. A run keeps the rows of the formats that it uses.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from mqo.errors import FormatError
-from mqo.launch.plugins import Quantizes
 from mqo.matrix import tables
 from mqo.quant.own_formats import (
     OWN,
@@ -29,59 +27,31 @@ from mqo.untrusted import read_toml, reading
 HELP = "`mqo formats check FILE` says what is wrong with each row"
 
 
-@dataclass(frozen=True)
-class FormatChoice:
-    """The files of --formats with their names of types, and all formats of the user."""
+def declare_format_files(files: Iterable[Path]) -> dict[Path, tuple[str, ...]]:
+    """Make the formats of files, and those of `users_file`, types; return each file's names.
 
-    files: Mapping[Path, tuple[str, ...]] = field(default_factory=dict)
-    rows: Mapping[str, FormatRow] = field(default_factory=dict)
+    A row of a given file takes the place of one in `users_file` with the same name.
 
-    @classmethod
-    def from_options(cls, files: Iterable[Path] | None) -> FormatChoice:
-        """Return the choice of a command line; its formats, and those of `users_file`, are types.
-
-        A row of a given file takes the place of one in `users_file` with the same name.
-
-        Raises:
-            FormatError: a file is missing or has an invalid row, or two given files define a
-                format in two ways.
-        """
-        if (own := users_file()).is_file():
-            register(_read(own).values())
-        chosen: dict[str, OwnFormat] = {}
-        names: dict[Path, tuple[str, ...]] = {}
-        for file in files or ():
-            read = _read(file)
-            try:
-                check_same(read, chosen)
-            except ValueError as error:
-                raise FormatError(f"{file}: {error}", expected="one row, or two names") from None
-            chosen |= read
-            names[file] = tuple(read)
-        for file, defined in names.items():
-            _check_names(file, defined, chosen)  # a mode of a type in another file, too
-        register(chosen.values())
-        return cls(names, own_rows())
-
-    def file_of(self, name: str) -> Path | None:
-        """Return the file of --formats that defines a format; None if none does."""
-        return next((file for file, names in self.files.items() if name in names), None)
-
-    def refuse_unused(self, runs: Sequence[Quantizes]) -> None:
-        """Raise FormatError for a file of which no run uses a format."""
-        self.refuse_unused_in({name for run in runs for name in run.formats})
-
-    def refuse_unused_in(self, types: Set[str]) -> None:
-        """Raise FormatError for a file of which no format is among these types."""
-        for file, names in self.files.items():
-            if not types & {*names}:
-                raise FormatError(
-                    f"--formats {file} changes nothing: no operand is of type {' or '.join(names)}",
-                    expected="a mode, a recipe or a schedule with this type",
-                )
-
-
-NO_FORMATS = FormatChoice()
+    Raises:
+        FormatError: a file is missing or has an invalid row, or two given files define a format in
+            two ways.
+    """
+    if (own := users_file()).is_file():
+        register(_read(own).values())
+    chosen: dict[str, OwnFormat] = {}
+    names: dict[Path, tuple[str, ...]] = {}
+    for file in files:
+        read = _read(file)
+        try:
+            check_same(read, chosen)
+        except ValueError as error:
+            raise FormatError(f"{file}: {error}", expected="one row, or two names") from None
+        chosen |= read
+        names[file] = tuple(read)
+    for file, defined in names.items():
+        _check_names(file, defined, chosen)  # a mode of a type in another file, too
+    register(chosen.values())
+    return names
 
 
 def _read(file: Path) -> dict[str, OwnFormat]:

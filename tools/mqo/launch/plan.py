@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
 from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import checkpoint_arguments
+from mqo.launch.effects import resolved_config
 from mqo.launch.flags import pipeline_stages, shape_flags
 from mqo.launch.layout import PARALLEL, check_layout, read_sizes
 from mqo.launch.machine import Machine
@@ -21,7 +21,6 @@ from mqo.launch.options import schedules
 from mqo.matrix import layer_pattern
 from mqo.matrix.tables import NONE
 from mqo.quant import formats
-from mqo.quant.config import parse as parse_quant_config
 from mqo.scale.choose import Fit, Workload, choose, measure
 from mqo.scale.devices import gib, usable
 from mqo.scale.layout import BUCKET, Layout, Recompute
@@ -61,14 +60,6 @@ _ATTENTION = {
 _FRESH = {"--no-load-optim", "--finetune"}
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A run with the flags of its layout, and lines on the layout and its memory."""
-
-    config: RunConfig
-    lines: tuple[str, ...] = ()
-
-
 def decides(experiment: Experiment, machine: Machine) -> bool:
     """Return whether the launcher chooses the layout.
 
@@ -81,34 +72,28 @@ def decides(experiment: Experiment, machine: Machine) -> bool:
 
 def plan_layout(
     tree: Path, config: RunConfig, machine: Machine, types: Mapping[str, str]
-) -> Planned:
-    """Return the run with a layout: that of the checkpoint if it resumes; `tree` reads it."""
-    experiment = config.experiment
-    saved = saved_layout(tree, experiment) if decides(experiment, machine) else None
-    return with_layout(config, machine, types, saved)
+) -> tuple[RunConfig, tuple[str, ...]]:
+    """Return the run with a layout, if the user gave none, and lines on it and its memory.
 
-
-def with_layout(
-    config: RunConfig, machine: Machine, types: Mapping[str, str], saved: Layout | None = None
-) -> Planned:
-    """Return the run with the planner's layout, if the user gave none.
-
-    `types` are the quant types by site, `saved` is the layout of the checkpoint from which the run
-    resumes. A layout of the user is kept; the lines warn if it needs more memory than there is.
+    `types` are the quant types by site. A run that resumes keeps the layout of its checkpoint,
+    which `tree` reads. A layout of the user is kept; the lines warn if it needs more memory than
+    there is.
 
     Raises:
         LayoutError: no layout fits, or none divides the sizes.
     """
     bare, experiment = config.with_layout(()), config.experiment
-    if not decides(experiment, machine):
+    chooses = decides(experiment, machine)
+    if not chooses:
         check_layout(bare)
     if not _is_real(experiment, machine):
-        return Planned(bare)
+        return bare, ()
     if cause := _unmodeled(experiment):
-        return Planned(bare, (_unplanned(bare, cause),))
+        return bare, (_unplanned(bare, cause),)
     work = workload_of(bare, machine, types)
-    if not decides(experiment, machine):
-        return Planned(bare, tuple(_judged(bare, machine, work)))
+    if not chooses:
+        return bare, tuple(_judged(bare, machine, work))
+    saved = saved_layout(tree, experiment)
     fit = choose(work, lambda layout: divides(bare, layout), saved)
     if fit is None:
         check_layout(bare.with_layout(saved.flags() if saved else ()))
@@ -119,11 +104,10 @@ def with_layout(
             expected="a layout whose computed memory fits",
             help="Use more GPUs, or give your own layout after `--`",
         )
-    chosen = bare.with_layout(fit.layout.flags(experiment.dtype))
     origin = "as in the checkpoint: " if saved else ""
     teacher = "; the teacher's memory is not counted" if experiment.teacher else ""
     line = f"{origin}{fit.layout}; {_how(fit)}: {gib(fit.need)} of {_room(machine)}{teacher}"
-    return Planned(chosen, (line,))
+    return bare.with_layout(fit.layout.flags(experiment.dtype)), (line,)
 
 
 def _unmodeled(experiment: Experiment) -> str:
@@ -201,14 +185,11 @@ def _names(experiment: Experiment, pattern: re.Pattern[str]) -> set[str]:
 
 def workload_of(config: RunConfig, machine: Machine, types: Mapping[str, str]) -> Workload:
     """Return the model, training and GPUs to plan for, with the user's flags applied."""
-    experiment, quant, cluster = (config.experiment, config.quantization, config.placement.cluster)
+    experiment, quant, cluster = config.experiment, config.quantization, config.placement.cluster
     sizes = read_sizes(shape_flags(experiment))
     shape = ["hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups"]
     shape += [] if experiment.model.pattern else ["num_layers"]
-    try:
-        options = parse_quant_config(config.quant_toml(dict(types)))
-    except ValueError as error:
-        raise MqoError(f"The options of the run are not valid: {error}") from None
+    options = resolved_config(config, types)
     typed = {site for site, name in types.items() if name != NONE}
     typed |= schedules(types, quant.schedule).keys()
     backward = frozenset(typed & {*formats.ATTENTION_BACKWARD})

@@ -7,8 +7,7 @@ training program, which the command starts, runs the copy.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 from os.path import realpath
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +21,6 @@ from mqo.quant.own_formats import FormatRow
 from mqo.quant.plugin_modules import digest_of, local_files, location_of
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import Plugin, is_value
-from mqo.recipes.quantizer_packages import files_of
 from mqo.recipes.quantizers import declare_file
 from mqo.runs import RunFolder
 
@@ -52,50 +50,6 @@ class RunPlugin(BaseModel):
         """Return its version and options, for the name of a run."""
         words = [f"{name}={shown(value)}" for name, value in sorted(self.options.items())]
         return " ".join([self.row().version, *words])
-
-
-@dataclass(frozen=True)
-class PluginChoice:
-    """The files of --plugin, and the texts of --plugin-option."""
-
-    files: tuple[Path, ...] = ()
-    options: tuple[str, ...] = ()
-
-    @classmethod
-    def from_options(
-        cls, files: Iterable[Path] | None, options: Iterable[str] | None
-    ) -> PluginChoice:
-        """Return the choice of a command line; the quantizers of its files become types.
-
-        A file may be the name of an entry point of a package.
-        """
-        choice = cls(files_of(files), tuple(options or ()))
-        declare_files(choice.files)
-        return choice
-
-    def refuse_unused(self, runs: Sequence[Quantizes]) -> None:
-        """Raise PluginError for a file or an option that no run uses.
-
-        An option is used if its quantizer is a type of a run.
-        """
-        sources = {plugin.source for run in runs for plugin in run.plugins}
-        for file in self.files:
-            if Path(realpath(file)) not in sources:
-                names = " and ".join(declare_file(file))
-                raise PluginError(
-                    f"--plugin {file} changes nothing: no operand is of type {names}",
-                    expected="a mode, a recipe or a schedule with this type",
-                )
-        types = {name for run in runs for name in run.all_types}
-        for text in self.options:
-            if (name := split_option(text)[0]) not in types:
-                raise PluginError(
-                    f"--plugin-option {text} changes nothing: no operand is of type {name}",
-                    expected="an option of a quantizer that is used",
-                )
-
-
-NO_PLUGINS = PluginChoice()
 
 
 class Quantizes(Protocol):
@@ -133,12 +87,6 @@ def declare_rows(plugins: Iterable[Any]) -> None:
     for plugin in plugins:
         read = plugin if isinstance(plugin, RunPlugin) else RunPlugin.model_validate(plugin)
         read.row().declare(read.name)
-
-
-def declare_files(files: Iterable[Path]) -> None:
-    """Make the quantizers of files types; PluginError if a file declares none."""
-    for file in files:
-        declare_file(file)
 
 
 def plugins_of(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mqo.errors import MissingError, MqoError
 from mqo.launch.checks import check_run
 from mqo.launch.command import as_shell
 from mqo.launch.config import SOURCE, RunConfig
-from mqo.launch.machine import Machine, detect
-from mqo.launch.plan import Planned, plan_layout
+from mqo.launch.machine import Machine
+from mqo.launch.plan import plan_layout
 from mqo.launch.prepare import check_config, check_tree, text_note
 from mqo.launch.run import check_checkpoint, dry_run, with_checkpoint_library
 from mqo.launch.source import ready_checkout, source_diff, types_of
@@ -45,19 +45,12 @@ def print_preview(
     types = _types(project, config)
     if types and config.quantization.types is None:
         config = config.using(types)
-    planned = _planned(project, config, machine, types)
-    notes += _checked(project, planned.config, machine, types)
-    text = preview_text(project, config, machine, planned, types)
-    print("\n".join([*(f"# {note}" for note in notes), text]))
-
-
-def _planned(
-    project: Project, config: RunConfig, machine: Machine, types: Mapping[str, str]
-) -> Planned:
-    """Return the run with its layout, and with what ModelOpt quantizes in its checkpoint."""
     if Tree(project.tree).manifest():
         config = with_checkpoint_library(project, config)
-    return plan_layout(project.tree, config, machine, types)
+    config, layout = plan_layout(project.tree, config, machine, types)
+    notes += _checked(project, config, machine, types)
+    text = preview_text(project, config, machine, types, layout)
+    print("\n".join([*(f"# {note}" for note in notes), text]))
 
 
 def _checked(
@@ -75,29 +68,25 @@ def _checked(
 def preview_text(
     project: Project,
     config: RunConfig,
-    machine: Machine | None = None,
-    planned: Planned | None = None,
-    types: Mapping[str, str] | None = None,
+    machine: Machine,
+    types: Mapping[str, str],
+    layout: Sequence[str],
 ) -> str:
     """Return what a run would do, as shell text: comments, then its command.
 
     The comments are the types in its source, the difference of that source to the tree's, its
-    options, and on GPUs the layout with the memory that it needs. `machine` is by default this one,
-    `planned` the result of `plan_layout`, `types` those in the run's source. Reads the tree if it
-    exists, and changes nothing.
+    options, and on GPUs the layout with the memory that it needs. `config` and the lines in
+    `layout` are the result of `plan_layout`, `types` those in the run's source. Reads the tree if
+    it exists, and changes nothing.
     """
-    machine = machine or detect()
-    types = _types(project, config) if types is None else types
     lines = [f"source: {site} = {value}" for site, value in types.items()]
-    planned = planned or _planned(project, config, machine, types)
-    config = planned.config
     lines += [f"library: {library.label}" for library in config.quantization.libraries]
     tree, diff = _source_of(project, config)
     # With `source` the types are unknown until the tree exists.
     sites = types or dict.fromkeys(tables.SITES, SOURCE)
     options = config.quant_toml(sites).splitlines()[2 + len(sites) :]
     lines += [*diff, *(f"quant.toml: {line}" for line in options)]
-    lines += [f"layout: {line}" for line in planned.lines]
+    lines += [f"layout: {line}" for line in layout]
     command, variables = dry_run(project, config, machine, tree)
     return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from mqo.display import Say
 from mqo.errors import RunError
 from mqo.launch.checkpoint_lock import locked
-from mqo.launch.command import command_of, flag_table, flag_values, without_flag
+from mqo.launch.command import command_of, flag_table, flag_words, without_flag
 from mqo.launch.config import RunConfig
 from mqo.launch.flags import RunData
 from mqo.launch.folder import Environment, create, loaded_packages, packages, write_facts
@@ -132,12 +132,11 @@ def redirected(command: Sequence[str], folder: RunFolder, iteration: str | None)
 
     If the original started from scratch, its own checkpoints are not loaded.
     """
-    load = flag_values(command, "--load")
     new = without_flag(without_flag(command, "--load"), "--ckpt-step")
     if iteration is not None:
-        new += ["--load", load[0]]
+        new += ["--load", flag_words(command)["--load"][0]]
         new += ["--ckpt-step", iteration] if iteration.isdecimal() else []
-    if "--save" in new:
+    if "--save" in flag_words(new):
         new = [*without_flag(new, "--save"), "--save", str(folder.checkpoints)]
     new = without_flag(new, "--tensorboard-dir")
     return [sys.executable, *new[1:], "--tensorboard-dir", str(folder.tensorboard)]

@@ -144,9 +144,8 @@ def run(
     if types is None:
         types = types_of(tree)
         config = config.using(types)
-    planned = plan_layout(project.tree, config, machine, types)
-    config = planned.config
-    for line in planned.lines:
+    config, lines = plan_layout(project.tree, config, machine, types)
+    for line in lines:
         report(f"layout   : {line}")
     if megatron is None:  # else its own program reads the flags
         for note in check_run(project, tree, series, config, machine, types):

@@ -12,14 +12,11 @@ from typing import Any
 from mqo.display import Say
 from mqo.errors import CheckpointError
 from mqo.extras import require
-from mqo.launch import evaluation
-from mqo.launch.evaluation import heading, tokenizer_words
-from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel, forward_passes
-from mqo.launch.own_formats import NO_FORMATS, FormatChoice
-from mqo.launch.plugins import NO_PLUGINS, PluginChoice
+from mqo.launch.evaluation import heading, measured, tokenizer_words
+from mqo.launch.forward_pass import SavedModel
+from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
 from mqo.matrix import tables
 from mqo.overlay.tree import Tree
-from mqo.program import Watch
 
 HELD_OUT = "mqo_heldout"  # the task that reads the text of `evaluation.text`
 HARNESS = "lm_eval"
@@ -95,27 +92,21 @@ def evaluate(
     modes: Sequence[str],
     words: Sequence[str],
     report: Say = lambda line: None,
-    plugins: PluginChoice = NO_PLUGINS,
-    formats: FormatChoice = NO_FORMATS,
+    own: OwnTypes = NO_OWN_TYPES,
 ) -> list[Score]:
     """Return the scores of each checkpoint under each mode, in this order.
 
-    `words` is the result of `options`, `plugins` are custom quantizers, and `formats` the user's.
+    `words` is the result of `options`, `own` are the user's types.
 
     Raises:
         CheckpointError: a checkpoint or a task cannot be used.
         PluginError: a file of quantizers cannot be used, or changes nothing.
     """
-
-    def measure(model: SavedModel, quant: ForwardPass, watch: Watch) -> list[Score]:
-        before = ["tasks", str(model.folder)]
-        facts = evaluation.run(tree, model, quant, EVALUATE, before, words, watch=watch)
-        rows = facts.pop("scores")
-        return [Score(model.name, quant.name, quant.types, **row, **facts) for row in rows]
-
-    passes = forward_passes(tree, models, modes, plugins, formats)
-    results = evaluation.each(passes, measure, report)
-    return [score for scores in results for score in scores]
+    return [
+        Score(model.name, quant.name, quant.types, **row, **facts)
+        for model, quant, facts in measured(tree, models, modes, "tasks", words, report, own)
+        for row in facts.pop("scores")
+    ]
 
 
 def score_lines(results: Sequence[Score]) -> list[str]:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from mqo.errors import MqoError
 from mqo.launch.effects import PATTERNS, quant_config, unread_options
 from mqo.launch.options import OPTIONS, SWITCHES, split
-from mqo.launch.plugins import PluginChoice, check_known, chosen_option, shown, split_option
+from mqo.launch.own_types import OwnTypes
+from mqo.launch.plugins import check_known, chosen_option, shown, split_option
 from mqo.matrix import tables
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.table import unread_patterns, unread_schedules
@@ -136,19 +137,19 @@ def check_set_once(axes: Sequence[str], texts: Sequence[str]) -> None:
             )
 
 
-def with_plugins(ways: Sequence[Variant], plugins: PluginChoice) -> list[Variant]:
+def with_plugins(ways: Sequence[Variant], own: OwnTypes) -> list[Variant]:
     """Return the variants with the custom quantizers of a command.
 
     Raises:
         PluginError, UnknownNameError: an option is of a quantizer in no file.
     """
-    options = _plugin_options(ways, plugins)
+    options = _plugin_options(ways, own)
     return [
         replace(
             way,
             rest={
                 **way.rest,
-                "plugins": plugins.files,
+                "plugins": own.plugins,
                 "plugin_options": (*options[way.name], *way.rest.get("plugin_options", ())),
             },
         )
@@ -156,7 +157,7 @@ def with_plugins(ways: Sequence[Variant], plugins: PluginChoice) -> list[Variant
     ]
 
 
-def _plugin_options(ways: Sequence[Variant], plugins: PluginChoice) -> dict[str, tuple[str, ...]]:
+def _plugin_options(ways: Sequence[Variant], own: OwnTypes) -> dict[str, tuple[str, ...]]:
     """Return {variant: options of the quantizers in its files}; those of a recipe are its own.
 
     Raises:
@@ -165,14 +166,14 @@ def _plugin_options(ways: Sequence[Variant], plugins: PluginChoice) -> dict[str,
     known: dict[str, set[str]] = {}
     for way in ways:
         recipe = way.rest.get("recipe")
-        files = [*plugins.files, *map(Path, recipe.plugins if recipe else ())]
+        files = [*own.plugins, *map(Path, recipe.plugins if recipe else ())]
         known[way.name] = {name for file in files for name in declare_file(file)}
-    names = {text: split_option(text)[0] for text in plugins.options}
+    names = {text: split_option(text)[0] for text in own.options}
     for name in names.values():
         check_known(name, sorted(set[str]().union(*known.values())))
     return {
-        variant: tuple(text for text, name in names.items() if name in own)
-        for variant, own in known.items()
+        variant: tuple(text for text, name in names.items() if name in declared)
+        for variant, declared in known.items()
     }
 
 

@@ -1,49 +1,30 @@
 """Compare what a run should quantize with what its quantizers did: no mode may fail silently."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from mqo.megatron.traps import IsExcluded
-from mqo.quant.formats import NONE, SITES, GemmSite, check_choice, check_type
+from mqo.quant.config import current
+from mqo.quant.formats import NONE, SITES, GemmSite
 from mqo.quant.labels import UNLABELED, Layer
-from mqo.quant.operand_table import member
 from mqo.quant.record import EXCLUDED, QuantRecord
 
-# (site, operand, layer, quant type of the site) -> format of that operand; 'none' if unquantized
-TypeOf = Callable[[str, str, str, str], str | None]
 
-
-def _by_site(site: str, operand: str, layer: str, quant_type: str) -> str | None:
-    """Return the format of an operand without a recipe."""
-    del site, layer
-    return member(quant_type, operand)
-
-
-def missing(
-    types: Mapping[str, str], records: Iterable[QuantRecord], type_of: TypeOf = _by_site
-) -> list[str]:
+def missing(types: Mapping[str, str], records: Iterable[QuantRecord]) -> list[str]:
     """Return one text per difference between the requested and the recorded quantization.
 
     Args:
         types: site -> quant type; an absent site has 'none'.
         records: from all ranks, because a pipeline stage may have no site of a kind.
-        type_of: returns an operand's format in a layer, from the recipe and the site's type.
 
     A difference is a site that never ran, ran with another type or with one operand, or ran
     although its type is 'none'. Excluded layers count as not run. A 'mixed' site whose operands
     have no type does not count as one that never ran.
-
-    Raises:
-        ValueError: `types` holds an unknown site or type; the text names the valid ones.
     """
-    for name, wanted in types.items():
-        check_choice("GEMM site", name, tuple(SITES))
-        check_type(wanted)
     records = list(records)
     faults = []
     for name in SITES:
         here = [record for record in records if record.site == name and record.calls]
-        faults += _site_faults(name, types.get(name, NONE), here, type_of)
+        faults += _site_faults(name, types.get(name, NONE), here)
     return faults
 
 
@@ -87,31 +68,32 @@ def site_coverage(
     layers: Iterable[Layer],
     used: Collection[str],
     records: Iterable[QuantRecord],
-    is_excluded: IsExcluded,
-    type_of: TypeOf = _by_site,
 ) -> SiteCoverage:
     """Compare the layers of one rank with its records, after a forward and backward pass.
 
-    `used` are the names of the layers that ran; `type_of` is as in `missing`. `find_traps` reports
-    frozen layers. A layer that ran on no token counts as run, on both sides.
+    `used` are the names of the layers that ran. `find_traps` reports frozen layers. A layer that
+    ran on no token counts as run, on both sides.
     """
     ran = {(r.site, r.layer, r.operand) for r in records if r.quant_type != EXCLUDED}
     wanted = [site for site in SITES.values() if types.get(site.name, "none") != "none"]
     missed, idle = set(), set()
     for site in wanted:
         for layer in layers:
-            if layer.kind != site.layer or layer.frozen or is_excluded(site.name, layer.name):
+            if layer.kind != site.layer or layer.frozen:
+                continue
+            if current().is_excluded(site.name, layer.name):
                 continue
             if layer.name not in used:
                 idle.add(layer.name)
-            elif not _due(site, layer.name, types[site.name], type_of) <= ran:
+            elif not _due(site, layer.name, types[site.name]) <= ran:
                 missed.add((site.name, layer.name))
     lost = {site for site, layer, _ in ran if layer == UNLABELED}
     return SiteCoverage(frozenset(missed), frozenset(idle), frozenset(lost))
 
 
-def _due(site: GemmSite, layer: str, quant_type: str, type_of: TypeOf) -> set[tuple[str, str, str]]:
-    operands = (site.lhs, site.rhs)
+def _due(site: GemmSite, layer: str, quant_type: str) -> set[tuple[str, str, str]]:
+    """Return the (site, layer, operand) that a record must have."""
+    type_of, operands = current().operand_type, (site.lhs, site.rhs)
     due = (op for op in operands if type_of(site.name, op, layer, quant_type) != NONE)
     return {(site.name, layer, op) for op in due}
 
@@ -137,11 +119,11 @@ def idle_layers(ranks: Iterable[SiteCoverage]) -> list[str]:
     return sorted({name for rank in ranks for name in rank.idle})
 
 
-def _site_faults(name: str, wanted: str, records: list[QuantRecord], type_of: TypeOf) -> list[str]:
-    excluded = bool(records)
+def _site_faults(name: str, wanted: str, records: list[QuantRecord]) -> list[str]:
+    type_of, excluded = current().operand_type, bool(records)
     records = [record for record in records if record.quant_type != EXCLUDED]
     if wanted != NONE and not records:
-        if not excluded and not _due(SITES[name], UNLABELED, wanted, type_of):
+        if not excluded and not _due(SITES[name], UNLABELED, wanted):
             return []  # a mixed site, none of whose operands has a type
         why = "every layer is excluded" if excluded else "its quantizer never ran"
         return [f"{name}: its type is {wanted}, but {why}"]

@@ -1,54 +1,36 @@
 """Detect settings that would silently bypass quantization, before the first step.
 
-The functions are pure; mqo/megatron/run reads their inputs from the arguments and the model.
+`args` are upstream's arguments; one that a release lacks is no trap.
 """
 
+from argparse import Namespace
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from mqo.megatron.layers import OTHER, ROUTER
-from mqo.megatron.transformer_engine import releases
+from mqo.megatron.run import engine
+from mqo.megatron.transformer_engine.releases import NAME as ENGINE
 from mqo.quant.formats import ATTENTION, LINEAR, SITES, GemmSite
 from mqo.quant.labels import Layer
 
 IsExcluded = Callable[[str, str], bool]
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The arguments that decide whether a GEMM reaches its site. The defaults are harmless.
-
-    weight_shards: number of ranks from which a weight is gathered before each GEMM.
-    attention_variant: name of an attention that is not DotProductAttention. grouped_experts:
-    whether all experts of a layer are one GEMM, which has no sites. cuda_graphs: whether a step
-    or part of it is captured and replayed. engine_faults: reasons why layers of Transformer Engine
-    would not be quantized, one text each.
-    """
-
-    transformer_impl: str = "local"
-    engine_faults: tuple[str, ...] = ()
-    attention_variant: str | None = None
-    deferred_embedding_wgrad: bool = False
-    weight_shards: int = 1
-    grouped_experts: bool = False
-    cuda_graphs: bool = False
+_SHARDS = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
 
 
 def find_traps(
-    types: Mapping[str, str], setup: Setup, layers: Iterable[Layer], is_excluded: IsExcluded
+    types: Mapping[str, str], args: Namespace, layers: Iterable[Layer], is_excluded: IsExcluded
 ) -> list[str]:
     """Return one text per cause that would leave GEMMs unquantized, with the flag to change.
 
     Args:
         types: site -> quant type; an absent site has 'none'.
-        setup: the same on all ranks.
+        args: the same on all ranks.
         layers: from all ranks, because a pipeline stage may have none of a kind.
         is_excluded: whether the run excludes (site, layer).
     """
     wanted = _wanted(types)
     kinds = {site.layer for site in wanted}
     layers = sorted(set(layers), key=lambda layer: layer.name)
-    traps = setup_traps(types, setup, is_excluded)
+    traps = setup_traps(types, args, is_excluded)
     for kind in sorted(kinds, reverse=True):
         names = [site.name for site in wanted if site.layer == kind]
         here = [layer for layer in layers if layer.kind == kind]
@@ -58,45 +40,48 @@ def find_traps(
         traps += _layer_traps(here)
     grouped = [layer for layer in layers if layer.kind == OTHER and "Grouped" in layer.module]
     # setup_traps reports it if the arguments select it.
-    if LINEAR in kinds and grouped and not setup.grouped_experts:
+    if LINEAR in kinds and grouped and not _groups_experts(args):
         traps.append(f"{listed(grouped)} bypasses the linear sites: leave out --moe-grouped-gemm")
     return traps
 
 
-def setup_traps(types: Mapping[str, str], setup: Setup, is_excluded: IsExcluded) -> list[str]:
+def setup_traps(types: Mapping[str, str], args: Namespace, is_excluded: IsExcluded) -> list[str]:
     """Return the part of `find_traps` that needs only the run's arguments, no model."""
-    kinds = {site.layer for site in _wanted(types)}
+    kinds, implementation = {site.layer for site in _wanted(types)}, _implementation(args)
     traps: list[str] = []
-    if LINEAR in kinds and setup.transformer_impl == releases.NAME:
-        traps += setup.engine_faults
-    elif kinds and setup.transformer_impl not in ("local", releases.NAME):
+    if LINEAR in kinds and implementation == ENGINE:
+        traps += engine.faults(args)
+    elif kinds and implementation not in ("local", ENGINE):
         traps.append(
-            f"--transformer-impl {setup.transformer_impl}: its layers do not call the sites; "
+            f"--transformer-impl {implementation}: its layers do not call the sites; "
             "pass --transformer-impl local"
         )
-    if ATTENTION in kinds and setup.attention_variant:
+    variant = getattr(args, "experimental_attention_variant", None)
+    if ATTENTION in kinds and variant:
         traps.append(
-            f"--experimental-attention-variant {setup.attention_variant}: its GEMMs are not the "
+            f"--experimental-attention-variant {variant}: its GEMMs are not the "
             "qk and pv sites; leave it out, or set qk and pv to none"
         )
-    if kinds and setup.cuda_graphs:
+    if kinds and _captures(args):
         traps.append(
             "--cuda-graph-impl: a graph replays the captured quantizers, with the same random "
             "numbers and types in all steps, and without records; pass --cuda-graph-impl none"
         )
     head = "output_layer"
     wgrad = types.get("wgrad", "none") != "none" and not is_excluded("wgrad", head)
-    if wgrad and setup.deferred_embedding_wgrad:
+    if wgrad and getattr(args, "defer_embedding_wgrad_compute", False):
         traps.append(
             f"--defer-embedding-wgrad-compute: the wgrad of {head} bypasses its site; leave it "
             f"out, or exclude 'wgrad:{head}'"
         )
-    if LINEAR in kinds and setup.weight_shards > 1:
+    # The ranks from which a weight is gathered before each GEMM.
+    shards = max(getattr(args, name, None) or 1 for name in _SHARDS)
+    if LINEAR in kinds and shards > 1:
         traps.append(
-            f"weights are gathered from {setup.weight_shards} ranks and lose their layers' names; "
+            f"weights are gathered from {shards} ranks and lose their layers' names; "
             "leave out --tensor-parallel-num-weight-shards and its form for experts"
         )
-    if LINEAR in kinds and setup.grouped_experts:
+    if LINEAR in kinds and _groups_experts(args):
         traps.append(
             "--moe-grouped-gemm: grouped experts bypass the linear sites; leave it out to run "
             "experts one by one"
@@ -136,3 +121,29 @@ def _layer_traps(layers: list[Layer]) -> list[str]:
     if foreign:
         traps.append(f"{listed(foreign)} does not call the linear sites: exclude it")
     return traps
+
+
+def _implementation(args: Namespace) -> str:
+    return getattr(args, "transformer_impl", None) or "local"
+
+
+def _captures(args: Namespace) -> bool:
+    """Return whether CUDA graphs are enabled; older releases have one switch per kind."""
+    switches = ("enable_cuda_graph", "external_cuda_graph")
+    selected = getattr(args, "cuda_graph_impl", None) not in (None, "none")
+    return selected or any(getattr(args, name, False) for name in switches)
+
+
+def _groups_experts(args: Namespace) -> bool:
+    """Return whether all experts of a layer are one GEMM without sites.
+
+    Transformer Engine's grouped experts have sites, and those of patched source.
+    """
+    grouped = getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False)
+    if not grouped or _implementation(args) == ENGINE:
+        return False
+    try:
+        from megatron.core.models import backends
+    except ImportError:
+        return True
+    return _implementation(args) != "local" or not hasattr(backends, "experts_class")

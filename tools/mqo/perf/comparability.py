@@ -9,19 +9,29 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mqo.errors import MqoError
-from mqo.launch.command import flag_values, from_shell
+from mqo.launch.command import flag_words, from_shell
 from mqo.report.collect import Run, collect
 from mqo.runs import STEP_TIME, is_run
 from mqo.untrusted import read_json_object
 
 RECORD = "perf.json"
 LISTED = 6
-# Additional flags of the profiled run: they read clocks and change no result.
-PROFILER = (
-    *("--profile", "--use-pytorch-profiler", "--profile-step-start", "--profile-step-end"),
-    *("--profile-ranks", "--timing-log-level", "--no-barrier-with-level-1-timing"),
-)
+PROFILED = 3  # steps of the profiled run
 Steps = Mapping[int, Annotated[float, Field(gt=0, allow_inf_nan=False)]]
+
+
+def profiler_flags(steps: int) -> tuple[str, ...]:
+    """Return flags for torch's profiler, and for timers that do not wait for other ranks."""
+    first = max(1, min(10, steps // 2))
+    return (
+        *("--profile", "--use-pytorch-profiler", "--profile-step-start", str(first)),
+        *("--profile-step-end", str(min(first + PROFILED, steps)), "--profile-ranks", "0"),
+        *("--timing-log-level", "2", "--no-barrier-with-level-1-timing"),
+    )
+
+
+# They read clocks and change no result.
+PROFILER = frozenset(word for word in profiler_flags(PROFILED) if word.startswith("--"))
 
 
 @dataclass(frozen=True)
@@ -137,9 +147,8 @@ def _seconds(run: Run) -> dict[int, float]:
     command, _ = from_shell(run.command)
     watched: range = range(0)
     if "--use-pytorch-profiler" in command:
-        first, end = (
-            int(flag_values(command, f"--profile-step-{at}")[0]) for at in ("start", "end")
-        )
+        given = flag_words(command)
+        first, end = (int(given[f"--profile-step-{at}"][0]) for at in ("start", "end"))
         watched = range(
             first - 1, end + 2
         )  # it starts in the step before, and writes its trace in the step after

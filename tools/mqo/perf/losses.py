@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError, UnknownNameError
+from mqo.launch.command import without_flag
 from mqo.launch.config import RunConfig
 from mqo.perf.ratio import quartiles
 from mqo.perf.verdicts import Quartiles
 from mqo.report.collect import Run, collect
 from mqo.report.compare import cautions
-from mqo.report.evidence import Evidence, evidence
+from mqo.report.evidence import Evidence, Spread, evidence
 from mqo.report.lines import MOST_OF_LABEL, gap_row, wrapped
-from mqo.report.rows import BASELINE, TAIL, Spread, final_loss, named_variant
+from mqo.report.rows import BASELINE, TAIL, final_loss, named_variant
 from mqo.runs import Value, flat
 
 # Runs whose texts differ in these have losses that are not comparable.
@@ -71,7 +72,7 @@ def compare_losses(paths: Sequence[Path], baseline: str | None = None) -> Compar
     notes = list(map(str, left_out))
     kinds: dict[tuple, dict[str, Run]] = {}
     for run in runs:
-        seeds = kinds.setdefault(_kind(run), {})
+        seeds = kinds.setdefault((*run.kind, run.variant), {})
         if (earlier := seeds.get(run.seed)) is not None:
             same = "the same" if _losses(earlier) == _losses(run) else "not the same"
             words = f"repeated by {run.name}, whose losses are {same} to the last bit"
@@ -94,12 +95,6 @@ def compare_losses(paths: Sequence[Path], baseline: str | None = None) -> Compar
     return Comparison(chosen, validated, tuple(notes))
 
 
-def _kind(run: Run) -> tuple:
-    """Return all that runs of a side have in common; the runs of a report's row have it, too."""
-    setting = frozenset(run.setting.items())
-    return run.model, run.dataset, run.config, setting, run.steps, run.variant
-
-
 def _losses(run: Run) -> tuple:
     return run.train, run.valid
 
@@ -119,7 +114,8 @@ def _first(kinds: Iterable[tuple], runs: Iterable[Run], path: Path) -> int:
     `runs` are all: the first path's may have been repeated at another one.
     """
     root, order = path.resolve(), list(kinds)
-    below = {_kind(run): run for run in runs if run.folder.root.is_relative_to(root)}
+    own = [run for run in runs if run.folder.root.is_relative_to(root)]
+    below = {(*run.kind, run.variant): run for run in own}
     if not below:
         return 0
     # False sorts first.
@@ -199,10 +195,7 @@ def differences(base: Run, run: Run) -> dict[str, tuple[Value | None, Value | No
 
 def _fields(run: Run) -> dict[str, Value]:
     config = RunConfig.read(run.folder).settings()
-    words = list(config["experiment"].get("extra_flags") or [])
-    while _SEED in words:
-        at = words.index(_SEED)
-        del words[at : at + 2]
+    words = without_flag(config["experiment"].get("extra_flags") or [], _SEED)
     return dict(flat(config | {"experiment": config["experiment"] | {"extra_flags": words}}))
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mqo.launch.checkpoints import checkpoint
 from mqo.launch.rerun import BitEqual, compare
+from mqo.megatron.run.files import iteration_folder
 from mqo.perf import trace
 from mqo.perf.comparability import Timed, check_comparable, timed
 from mqo.perf.ratio import median_step, ratio
@@ -16,7 +16,7 @@ from mqo.perf.verdicts import Quartiles, Verdict, exactly, judge, tables
 from mqo.program import ask
 from mqo.report.collect import Run
 from mqo.run_records import QuantToml, parsed
-from mqo.scale.memory import BF16, FP32, OPTIMIZER
+from mqo.scale.memory import FP32, STATES, WIDTH
 from mqo.untrusted import read_json_object
 
 PYTHON = ".venv/bin/python"
@@ -204,7 +204,7 @@ def determinism(measured: Measured) -> Section:
         "(weights and optimizer states; not random states and arguments) is hashed with SHA-256. "
         "For losses, differ is 1 if any step differs."
     )
-    where = checkpoint(Path(measured.path("mode", "checkpoints")), str(first.steps))
+    where = iteration_folder(Path(measured.path("mode", "checkpoints")), str(first.steps))
     commands = (
         f".venv/bin/mqo rerun {measured.path('mode')}",
         f"{PYTHON} {measured.path('mode', 'source', DIGESTS)} {where} digests.json",
@@ -213,7 +213,7 @@ def determinism(measured: Measured) -> Section:
 
 
 def _digests(run: Run) -> Mapping[str, Any]:
-    folder = checkpoint(run.folder.checkpoints, str(run.steps))
+    folder = iteration_folder(run.folder.checkpoints, str(run.steps))
     return ask(run.folder.source / DIGESTS, [str(folder)]) if folder.is_dir() else {}
 
 
@@ -323,8 +323,7 @@ def _states(run: Run) -> dict[str, float]:
     if not run.folder.coverage.exists():
         return {}
     count = read_json_object(run.folder.coverage)["parameters"]
-    # In fp32 the optimizer has no separate main weights.
-    weight, states = (FP32, OPTIMIZER - FP32) if run.dtype == "fp32" else (BF16, OPTIMIZER)
+    weight, states = WIDTH[run.dtype], STATES[run.dtype]
     return {"weights": weight * count, "gradients": FP32 * count, "optimizer": states * count}
 
 

@@ -23,14 +23,13 @@ from mqo.launch.prepare import check_config
 from mqo.launch.run import run
 from mqo.launch.variants import FORWARD, GemmChoice, Variant
 from mqo.matrix import layer_pattern, tables
-from mqo.perf.comparability import run_of
+from mqo.perf.comparability import profiler_flags, run_of
 from mqo.project import Project
 from mqo.quant.own_formats import OWN, users_file
 from mqo.report.collect import Run
 from mqo.runs import RunFolder
 
-# Steps of the two scaling runs, and profiled steps of the repeated run.
-SCALING_STEPS, PROFILED = 12, 3
+SCALING_STEPS = 12  # of the two scaling runs
 LEAST = 2
 
 
@@ -168,16 +167,6 @@ def plan(options: PerfOptions, machine: Machine, *, scaling: bool = True) -> Per
         check_config(planned.config)
     pair, reason = _scaling(options, machine) if scaling else ((), "--no-scaling was given")
     return PerfPlan(**runs, scaling=pair, unscaled=reason)
-
-
-def profiler_flags(steps: int) -> tuple[str, ...]:
-    """Return flags for torch's profiler, and for timers that do not wait for other ranks."""
-    first = max(1, min(10, steps // 2))
-    return (
-        *("--profile", "--use-pytorch-profiler", "--profile-step-start", str(first)),
-        *("--profile-step-end", str(min(first + PROFILED, steps)), "--profile-ranks", "0"),
-        *("--timing-log-level", "2", "--no-barrier-with-level-1-timing"),
-    )
 
 
 def _scaling(options: PerfOptions, machine: Machine) -> tuple[tuple[PerfRun, ...], str]:

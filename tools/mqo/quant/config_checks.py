@@ -5,9 +5,6 @@ All functions raise ValueError; the text names the tables and keys of quant.toml
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from mqo.quant import excludes
 from mqo.quant.formats import ATTENTION_BACKWARD, NONE, SITES, check_choice
 from mqo.quant.operand_table import FPROP
 from mqo.quant.plugins import PLUGINS
@@ -90,73 +87,40 @@ def _check_packed(config: QuantConfig) -> None:
 
 def check_own_types(config: QuantConfig) -> None:
     """Raise ValueError for an option that no custom quantizer supports."""
-    if config.save_activations == "packed" and (own := config.own_types()):
+    if not (own := config.own_types()):
+        return
+    if config.save_activations == "packed":
         raise ValueError(
             f"[quantizer] save_activations = 'packed' saves codes, and {min(own)} is a quantizer "
             "in Python, which has none; valid: 'full'"
         )
-    _check_estimators(config)
-    _check_attention_backward(config)
-    if not config.unnormalized_probs:
-        return
-    rules = [r.assigned for r in config.rules if excludes.is_for(r.layers, SITES["pv"])]
-    types = {phase.quant_type for phase in config.phases("pv")} - {NONE}
-    specs = {
-        config.spec_in("pv", "probs", kind, way).spec for kind in types for way in (None, *rules)
-    }
-    of_probs = {spec.quant_type for spec in specs if spec.plugin}
-    if of_probs:
+    _check_estimators(config, {name for name in own if PLUGINS[name].estimator})
+    for site in ATTENTION_BACKWARD:
+        for _, operand_spec in config.ever(site):
+            if operand_spec.spec.plugin:
+                raise ValueError(
+                    f"{site} computes attention in chunks, and {operand_spec.spec.quant_type} is a "
+                    "quantizer in Python, which takes the whole operand; valid: formats"
+                )
+    of_probs = {each.spec.quant_type for operand, each in config.ever("pv") if operand == "probs"}
+    if config.unnormalized_probs and own & of_probs:
         raise ValueError(
-            f"[quantizer] unnormalized_probs = true needs attention in chunks, and {min(of_probs)} "
-            "is a quantizer in Python, which takes all probabilities; valid: false"
+            "[quantizer] unnormalized_probs = true needs attention in chunks, and "
+            f"{min(own & of_probs)} is a quantizer in Python, which takes all probabilities; "
+            "valid: false"
         )
 
 
-def _check_attention_backward(config: QuantConfig) -> None:
-    """Raise ValueError for a custom quantizer in the products of attention's backward pass."""
-    for name in ATTENTION_BACKWARD:
-        site = SITES[name]
-        types = {phase.quant_type for phase in config.phases(name)} - {NONE}
-        rules = [rule.assigned for rule in config.rules if excludes.is_for(rule.layers, site)]
-        for operand in (site.lhs, site.rhs):
-            for kind in types:
-                specs = [config.spec_in(name, operand, kind, way).spec for way in (None, *rules)]
-                if own := [spec.quant_type for spec in specs if spec.plugin]:
-                    raise ValueError(
-                        f"{name} computes attention in chunks, and {own[0]} is a quantizer in "
-                        "Python, which takes the whole operand; valid: formats"
-                    )
-
-
-def _check_estimators(config: QuantConfig) -> None:
+def _check_estimators(config: QuantConfig, estimators: set[str]) -> None:
     """Raise ValueError for a quantizer with an estimator that would not compute gradients."""
-    types = {site: {phase.quant_type for phase in config.phases(site)} for site in SITES}
-    of_fprop = types["fprop"] | {rule.quant_type for rule in config.rules}
-    of_attention = types["qk"] | types["pv"]
-    of_attention |= {r.type_at(site) for r in config.recipes.values() for site in ("qk", "pv")}
-    typed = [SITES[site] for site in ("qk", "pv") if types[site] != {NONE}]
-    for rule in config.rules:
-        if any(excludes.is_for(rule.layers, site) for site in typed):
-            of_attention.add(rule.quant_type or NONE)
-    for table in config.tables:
-        for name, row in table.operands.items():
-            if not name.startswith("fprop."):
-                continue
-            kind = row.quant_type or table.type_at(FPROP)
-            of_fprop |= {kind}
-            if row.gain != 1.0 and _estimators(config, {kind}):
-                raise ValueError(
-                    f"{name} has a gain, and a quantizer with an estimator computes the gradient "
-                    "of what it rounds; valid: no gain"
-                )
-        of_fprop |= {table.type_at(FPROP)}
-    if own := _estimators(config, of_attention):
-        raise ValueError(f"{own} has an estimator; valid: linear layers, not qk or pv")
-    if own := _estimators(config, config.own_types() - of_fprop):
-        raise ValueError(f"{own} has an estimator; valid: as a type of fprop, which calls it")
-
-
-def _estimators(config: QuantConfig, types: Iterable[str | None]) -> str | None:
-    """Return the first of these types that has an estimator."""
-    own = config.own_types() & {*types}
-    return min((name for name in own if PLUGINS[name].estimator), default=None)
+    for operand, operand_spec in config.ever(FPROP):
+        if operand_spec.gain != 1.0 and operand_spec.spec.quant_type in estimators:
+            raise ValueError(
+                f"{FPROP}.{operand} has a gain, and a quantizer with an estimator computes the "
+                "gradient of what it rounds; valid: no gain"
+            )
+    used = {site: {each.spec.quant_type for _, each in config.ever(site)} for site in SITES}
+    if own := estimators & (used["qk"] | used["pv"]):
+        raise ValueError(f"{min(own)} has an estimator; valid: linear layers, not qk or pv")
+    if own := estimators & set().union(*used.values()) - used[FPROP]:
+        raise ValueError(f"{min(own)} has an estimator; valid: as a type of fprop, which calls it")

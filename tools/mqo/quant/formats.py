@@ -111,11 +111,11 @@ class Format:
     name: str
     element: Minifloat | TaperedFormat
     scale: str
-    rounding: str
     source: str
     color: str
     light: str
     dark: str
+    rounding: str = "nearest-even"
     block: int | None = None
     block_scale: Minifloat | None = None
     square: bool = False

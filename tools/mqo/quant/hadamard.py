@@ -100,26 +100,6 @@ def transform(
     return out
 
 
-@torch.no_grad()
-def inverse(
-    x: Tensor,
-    hadamard: Hadamard,
-    *,
-    axis: int,
-    size: int,
-    seed: int | None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Return y of length `size` along `axis`, for x = transform(y, ...) with the same arguments.
-
-    It is exact except for the rounding of the sums to the dtype of `x`. `out` may be `x`, which is
-    then overwritten.
-    """
-    y = transform(x, replace(hadamard, signs="none"), axis=axis, out=out).movedim(axis, -1)
-    y.mul_(signs_of(hadamard, seed).to(y).repeat(y.shape[-1] // hadamard.points))
-    return y[..., :size].movedim(-1, axis)
-
-
 @dataclass(frozen=True)
 class SignedHadamard:
     """A transform with the seed of its signs, along an axis of `size` elements."""
@@ -134,9 +114,17 @@ class SignedHadamard:
         """Return the transform of `x`, or of a slice of it in whole blocks, as `transform`."""
         return transform(x, self.hadamard, axis=axis, seed=self.seed, out=out, amax=amax)
 
+    @torch.no_grad()
     def undo(self, y: Tensor, axis: int, out: Tensor | None = None) -> Tensor:
-        """Return the `x` of this size whose transform is `y`, as `inverse`."""
-        return inverse(y, self.hadamard, axis=axis, size=self.size, seed=self.seed, out=out)
+        """Return the `x` of this size whose transform is `y`.
+
+        It is exact except for the rounding of the sums to the dtype of `y`. `out` may be `y`, which
+        is then overwritten.
+        """
+        x = transform(y, replace(self.hadamard, signs="none"), axis=axis, out=out).movedim(axis, -1)
+        signs = signs_of(self.hadamard, self.seed).to(x)
+        x.mul_(signs.repeat(x.shape[-1] // self.hadamard.points))
+        return x[..., : self.size].movedim(-1, axis)
 
     def padded(self, shape: Iterable[int], axis: int) -> list[int]:
         """Return the shape of the transform of a tensor of this shape."""

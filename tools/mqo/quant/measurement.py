@@ -1,7 +1,7 @@
 """Error statistics of quantized operands, summed over calls and ranks."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ BINS = SCALE_EXPONENT_NAN - SCALE_EXPONENT_MIN + 1
 _LANES = 128  # of int64, at most 255
 _ROW, _LEAST = 128, 1e-12  # elements of a row, and the least norm of the largest one
 
-T = TypeVar("T", bound=Any)  # with a `key`
+T = TypeVar("T", bound=Any)  # with a `key` and a method `add`
 
 
 class Sums(NamedTuple):
@@ -170,6 +170,14 @@ class Measurement:
         """Site, layer, operand and type."""
         return (self.site, self.layer, self.operand, self.quant_type)
 
+    def add(self, other: "Measurement") -> "Measurement":
+        """Return the measurement of both together: sums add, and the larger amax is kept."""
+        sums: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _SUMS}
+        exponents = sorted(self.scales.keys() | other.scales.keys())
+        scales = {e: self.scales.get(e, 0) + other.scales.get(e, 0) for e in exponents}
+        amax = math.nan if math.isnan(self.amax + other.amax) else max(self.amax, other.amax)
+        return Measurement(*self.key, **sums, amax=amax, scales=scales)
+
     @property
     def sqnr_db(self) -> float | None:
         """The SQNR in dB, as `decibels` returns it."""
@@ -217,22 +225,12 @@ def decibels(signal: float, noise: float) -> float | None:
     return 10 * (math.log10(signal) - math.log10(noise))
 
 
-def merge_measurements(ranks: Iterable[Iterable[Measurement]]) -> list[Measurement]:
-    """Merge measurements of several ranks by key, sorted: sums add, the largest amax is kept."""
-    return merged(ranks, _add)
+def merge(ranks: Iterable[Iterable[T]]) -> list[T]:
+    """Add up the measurements, or the records, of several ranks: one per key, sorted by key.
 
-
-def merged(ranks: Iterable[Iterable[T]], add: Callable[[T, T], T]) -> list[T]:
-    """Merge the items of several ranks by `key` with `add`; return them sorted by key."""
+    Energies add, so the SQNR is that of the data of all ranks, not a mean of decibels.
+    """
     result: dict[tuple[str, str, str, str], T] = {}
     for item in (item for rank in ranks for item in rank):
-        result[item.key] = add(result[item.key], item) if item.key in result else item
+        result[item.key] = result[item.key].add(item) if item.key in result else item
     return [result[key] for key in sorted(result)]
-
-
-def _add(left: Measurement, right: Measurement) -> Measurement:
-    sums: dict[str, Any] = {name: getattr(left, name) + getattr(right, name) for name in _SUMS}
-    exponents = sorted(left.scales.keys() | right.scales.keys())
-    scales = {e: left.scales.get(e, 0) + right.scales.get(e, 0) for e in exponents}
-    amax = math.nan if math.isnan(left.amax + right.amax) else max(left.amax, right.amax)
-    return Measurement(*left.key, **sums, amax=amax, scales=scales)

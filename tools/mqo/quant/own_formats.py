@@ -23,7 +23,6 @@ _KEYS = {
     **{"block": int, "square": bool, "least_sqnr": float},
 }
 _COLORS = ("color", "light", "dark")
-_DEFAULTS = {"rounding": "nearest-even", **dict.fromkeys(_COLORS, "")}
 _HEX = re.compile(r"#[0-9a-f]{6}")
 # The fields of a format that do not change its numbers.
 _TEXT_FIELDS = ("name", "source", *_COLORS, "scripts", "least_sqnr", "sqnr_reason")
@@ -165,21 +164,10 @@ def own_formats(
 
     `source` is the source of a row that names none.
     """
-    return {
-        name: OwnFormat(read, _record(tables, name, read), file)
-        for name, read in read_formats(tables, source).items()
-    }
-
-
-def read_formats(tables: Mapping[str, Any], source: str) -> dict[str, Format]:
-    """Return the formats of a file's tables; ValueError names the first invalid row.
-
-    `source` is the source of a row that names none.
-    """
     rows, faults = read_rows(tables, source)
     if faults:
         raise ValueError(faults[0])
-    return rows
+    return {name: OwnFormat(read, _record(tables, name, read), file) for name, read in rows.items()}
 
 
 def read_rows(tables: Mapping[str, Any], source: str) -> tuple[dict[str, Format], list[str]]:
@@ -263,8 +251,8 @@ def _format(
         check_choice("scale", row["scale"], tuple(k for k in formats.SCALE_BYTES if k != "hif4"))
         if row.get("square") and "block" not in row:
             raise ValueError("square needs a block")
-        given = {**_DEFAULTS, "source": source, **row}
-        return formats.format_of_row(name, given, elements)
+        texts = dict.fromkeys(_COLORS, "") | {"source": source}
+        return formats.format_of_row(name, texts | dict(row), elements)
     except ValueError as error:
         raise ValueError(f"formats.{name}: {error}") from None
 

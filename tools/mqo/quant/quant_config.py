@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from mqo.quant import excludes
-from mqo.quant.formats import NONE, SITES, GemmSite
+from mqo.quant.formats import NONE, SITES
 from mqo.quant.layer_rules import UNQUANTIZED, Assigned, LayerRecipe, LayerRule, rule_for
 from mqo.quant.operand_table import FPROP, PLAIN, OperandRow, member
 from mqo.quant.options import Options
@@ -188,30 +188,28 @@ class QuantConfig(Options):
 
     def blocks(self) -> dict[str, int]:
         """Return the longest block of each site, of a scale or a transform, at any step."""
-        lengths = {
-            name: [spec.longest_block for _, spec in self._ever(site)]
-            for name, site in SITES.items()
-        }
+        lengths = {site: [spec.longest_block for _, spec in self.ever(site)] for site in SITES}
         return {name: max(sizes) for name, sizes in lengths.items() if any(sizes)}
 
     def squares(self) -> dict[str, int]:
         """Return {SITE.OPERAND: side} of the operands that are quantized in squares at any step."""
         sides: dict[str, int] = {}
-        for name, site in SITES.items():
-            for operand, operand_spec in self._ever(site):
+        for site in SITES:
+            for operand, operand_spec in self.ever(site):
                 if operand_spec.spec.tile == "square":
-                    side = max(operand_spec.longest_block, sides.get(f"{name}.{operand}", 0))
-                    sides[f"{name}.{operand}"] = side
+                    name = f"{site}.{operand}"
+                    sides[name] = max(operand_spec.longest_block, sides.get(name, 0))
         return sides
 
-    def _ever(self, site: GemmSite) -> Iterator[tuple[str, OperandSpec]]:
+    def ever(self, name: str) -> Iterator[tuple[str, OperandSpec]]:
         """Yield (operand, spec) of a site, over all steps and layers, if quantized."""
-        types = [p.quant_type for p in self.phases(site.name) if p.quant_type != NONE]
+        site = SITES[name]
+        types = [phase.quant_type for phase in self.phases(name) if phase.quant_type != NONE]
         # Without the model, any rule may match a layer.
         rules = [rule.assigned for rule in self.rules if excludes.is_for(rule.layers, site)]
         for operand in (site.lhs, site.rhs):
             for site_type in types:
                 for assigned in (None, *rules):
-                    operand_spec = self.spec_in(site.name, operand, site_type, assigned)
+                    operand_spec = self.spec_in(name, operand, site_type, assigned)
                     if operand_spec.is_quantized:
                         yield operand, operand_spec

@@ -1,7 +1,7 @@
 """Count and measure the quantizer's calls, by site, layer, operand and type."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mqo.quant.formats import SITES
 from mqo.quant.gradient_noise import GradientSample
-from mqo.quant.measurement import Measurement, Sums, decibels, measure, merged
+from mqo.quant.measurement import Measurement, Sums, decibels, measure
 from mqo.quant.operand_table import WGRAD
 from mqo.quant.rounded import Rounded
 from mqo.quant.spec import QuantSpec
@@ -48,6 +48,11 @@ class QuantRecord:
         """Site, layer, operand and type."""
         return (self.site, self.layer, self.operand, self.quant_type)
 
+    def add(self, other: "QuantRecord") -> "QuantRecord":
+        """Return the record of both together."""
+        names = ("calls", "measured", "signal", "noise")
+        return QuantRecord(*self.key, *(getattr(self, n) + getattr(other, n) for n in names))
+
     @property
     def sqnr_db(self) -> float | None:
         """10 log10(signal / noise) in dB: inf without noise, None without a signal to measure."""
@@ -77,7 +82,9 @@ class Recorder:
         self._tallies: dict[Key, _Tally] = {}
         self._dump: dict[str, Tensor] = {}
         self._gradients: dict[Key, GradientSample] = {}
-        self._measuring = self._dumping = self._has_gradients = False
+        # Whether calls, and weight gradients, are measured now: the same on all ranks.
+        self.measuring = self.has_gradients = False
+        self.dumping = False  # whether operands are kept now
         self._partial: set[str] = set()  # the operands whose parts are kept
 
     def begin_step(
@@ -87,24 +94,9 @@ class Recorder:
 
         Keep the operands of the iterations `dump`. `gradients`: also measure weight gradients.
         """
-        self._measuring = bool(every) and (iteration == 1 or iteration % every == 0)
-        self._has_gradients = gradients and self._measuring
-        self._dumping = iteration in dump
-
-    @property
-    def measuring(self) -> bool:
-        """Whether calls are measured now; the same on all ranks."""
-        return self._measuring
-
-    @property
-    def has_gradients(self) -> bool:
-        """Whether weight gradients are measured now; the same on all ranks."""
-        return self._has_gradients
-
-    @property
-    def dumping(self) -> bool:
-        """Whether operands are kept now."""
-        return self._dumping
+        self.measuring = bool(every) and (iteration == 1 or iteration % every == 0)
+        self.has_gradients = gradients and self.measuring
+        self.dumping = iteration in dump
 
     def observe(
         self,
@@ -126,13 +118,13 @@ class Recorder:
         others as 0 `calls`, and `within` is the position of the part.
         """
         tally = self.count(site, layer, operand, spec.quant_type, calls)
-        if self._measuring:
+        if self.measuring:
             sums = measure(original, rounded.value(), spec, axis, rounded.amax)
             if not calls and not spec.block:  # the first part counted the operand's only scale
                 sums = sums._replace(scales=torch.zeros_like(sums.scales))
             tally.step = sums if tally.step is None else tally.step.add(sums)
             tally.step_calls += calls
-        if self._dumping:
+        if self.dumping:
             name, kept = f"{site}/{layer}/{operand}", original if dump is None else dump
             if within is None:
                 self._keep(name, kept)
@@ -153,7 +145,7 @@ class Recorder:
 
     def take_gradients(self) -> list[QuantRecord]:
         """Return this step's weight gradients, once: `signal` without noise, and the noise."""
-        self._has_gradients = False
+        self.has_gradients = False
         samples, self._gradients = sorted(self._gradients.items()), {}
         if not samples:
             return []
@@ -180,7 +172,7 @@ class Recorder:
 
         The measurements are added to the totals, too.
         """
-        self._measuring = False
+        self.measuring = False
         measured = [(key, tally, tally.step) for key, tally in self._sorted() if tally.step]
         if not measured:
             return []
@@ -197,7 +189,7 @@ class Recorder:
 
     def take_dump(self) -> dict[str, Tensor]:
         """Return {site/layer/operand: unquantized operand} of a dumped step, once."""
-        self._dumping = False
+        self.dumping = False
         kept, self._dump = self._dump, {}
         return kept
 
@@ -232,24 +224,6 @@ class Recorder:
 
 
 RECORDER = Recorder()
-
-
-def merge(rank_entries: Iterable[Iterable[QuantRecord]]) -> list[QuantRecord]:
-    """Sum the records of several ranks: one per key, sorted by key.
-
-    Energies add, so the SQNR is that of the data of all ranks, not a mean of decibels.
-    """
-    return merged(rank_entries, _add)
-
-
-def _add(left: QuantRecord, right: QuantRecord) -> QuantRecord:
-    return QuantRecord(
-        *left.key,
-        calls=left.calls + right.calls,
-        measured=left.measured + right.measured,
-        signal=left.signal + right.signal,
-        noise=left.noise + right.noise,
-    )
 
 
 def jsonable(value: Any) -> Any:

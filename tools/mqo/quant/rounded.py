@@ -23,11 +23,6 @@ class Rounded(NamedTuple):
         """All terms, each without a rest."""
         return (self._replace(rest=()), *self.rest)
 
-    @property
-    def nbytes(self) -> int:
-        """The size of all terms in bytes."""
-        return sum(term.tensor.nbytes for term in self.terms)
-
     def value(self) -> Tensor:
         """Return the values of the operand, in float32 if alpha is not 1 or it is a sum."""
         if self.rest:

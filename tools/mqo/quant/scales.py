@@ -6,6 +6,7 @@ single operation on two float32 values, this equals float32 arithmetic.
 
 import ctypes
 import math
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -227,6 +228,11 @@ def fp32(x: Tensor) -> Tensor:
 def bf16(x: Tensor) -> Tensor:
     """Round float64 to float32, and that to the values of bfloat16."""
     return x.float().bfloat16().double()
+
+
+def pattern(value: float) -> int:
+    """Return the bits of a float32, as a signed integer."""
+    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 def _float32(x: float) -> float:

@@ -74,12 +74,6 @@ def type_at(schedule: Schedule, step: int, total: int | None) -> str:
     raise AssertionError("a schedule's last phase has no end")
 
 
-def starts(schedule: Schedule, total: int | None) -> list[int]:
-    """Return the steps at which a later phase begins."""
-    ends = (phase.ends(total) for phase in schedule)
-    return [end for end in ends if end is not None]
-
-
 def _phase(text: str, any_type: bool) -> Phase:
     match = _PHASE.fullmatch(text)
     if match is None:

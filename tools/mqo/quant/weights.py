@@ -16,7 +16,6 @@ Code that writes to `weight.data` in another way must call `weights_changed`.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -30,26 +29,7 @@ from mqo.quant.spec import OperandSpec
 _epoch = 0
 
 
-@dataclass(frozen=True)
-class _State:
-    """The state of a copied weight. The weak reference to its storage equals no other storage's."""
-
-    epoch: int
-    version: int
-    storage: StorageWeakRef
-    address: int
-    seeds: tuple[int | None, ...]
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """A quantized weight, and the state of the weight."""
-
-    state: _State
-    rounded: Rounded
-
-
-# weight -> {(operand_spec, axis): entry}; entries are removed with their weight.
+# weight -> {(operand_spec, axis): (its state, the quantized weight)}; removed with the weight.
 _entries: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 
 
@@ -98,26 +78,22 @@ def cached(
     """
     kept = _entries.setdefault(weight, {})
     key = (operand_spec, None if operand_spec.is_same_along_all_axes else axis)
-    entry = kept.get(key)
+    # The weak reference to a storage equals no other storage's.
     storage = StorageWeakRef(weight.untyped_storage())
-    state = _State(_epoch, weight._version, storage, weight.data_ptr(), seeds)
-    if entry is None or entry.state != state:
-        out = None if entry is None else _reusable(entry.rounded.tensor, weight)
-        entry = kept[key] = _Entry(state, quantize(out))
+    state = (_epoch, weight._version, storage, weight.data_ptr(), seeds)
+    known, rounded = kept.get(key, (None, None))
+    if known != state:
+        rounded = quantize(_reusable(rounded.tensor, weight) if rounded else None)
+        kept[key] = state, rounded
     # New tensors with the same memory: the cached ones must not become part of a graph.
-    rounded: Rounded = entry.rounded
-    return rounded.map(Tensor.detach)
+    result: Rounded = rounded.map(Tensor.detach)
+    return result
 
 
 def _reusable(old: Tensor, weight: Tensor) -> Tensor | None:
     """Return `old` if its shape, dtype and device are still those of the weight."""
     same = (old.shape, old.dtype, old.device) == (weight.shape, weight.dtype, weight.device)
     return old if same else None
-
-
-def cached_bytes() -> int:
-    """Return the size of the cache in bytes, summed over all devices."""
-    return sum(e.rounded.nbytes for kept in _entries.values() for e in kept.values())
 
 
 def clear() -> None:

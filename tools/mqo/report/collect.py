@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqo.errors import MqoError, RunError
-from mqo.launch.command import command_of, flag_values, is_number
+from mqo.launch.command import command_of, flag_table, flag_words, is_number
 from mqo.launch.config import Quantization, RunConfig
 from mqo.launch.failure import reason
 from mqo.launch.flags import length
@@ -18,7 +18,7 @@ from mqo.launch.folder import Environment
 from mqo.launch.libraries import UNNAMED, library_labels
 from mqo.launch.naming import own_data
 from mqo.launch.run import Result
-from mqo.matrix.tables import NONE
+from mqo.matrix.tables import NONE, Dtype
 from mqo.overlay.diff import FileDiff
 from mqo.overlay.tree import release_in
 from mqo.run_records import Coverage, Device, QuantToml, RunEnd, Stat, parsed
@@ -122,7 +122,7 @@ class Run:
     model: str
     dataset: str
     config: str
-    dtype: str
+    dtype: Dtype
     label: str
     variant: str
     types: Mapping[str, str]
@@ -149,6 +149,11 @@ class Run:
     packages: Mapping[str, str]
     changes: tuple[FileChange, ...]
     differing: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> tuple:
+        """Return what runs that may be compared have in common; the variant and seed may differ."""
+        return self.model, self.dataset, self.config, frozenset(self.setting.items()), self.steps
 
     @property
     def step_time(self) -> float | None:
@@ -304,7 +309,7 @@ def _run(
         types=types | result.types,
         setting=_setting(config, command, facts),
         data_file=own_data(experiment.data_prefix, experiment.extra_flags) or "",
-        seed=" ".join(flag_values(command, "--seed")) or "default",
+        seed=flag_table(command).get("--seed") or "default",
         continued=facts.inputs is not None and facts.inputs.iteration is not None,
         steps=result.iterations,
         tokens_per_step=length(experiment).tokens_per_step,
@@ -377,16 +382,14 @@ def _options(config: QuantToml, own: Mapping[str, Any]) -> Iterator[str]:
 
 def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> dict[str, str]:
     """Return what must agree: flags, processes, patches, the content of input files."""
-    flags = {
-        word: " ".join(flag_values(command, word)) for word in command if word.startswith("--")
-    }
-    flags.setdefault("--nproc-per-node", "1")  # without torchrun there is one process
+    # Without torchrun there is one process.
+    flags = {"--nproc-per-node": "1"} | flag_table(command)
     kept = {name: value for name, value in flags.items() if name not in _FREE}
     files = facts.inputs.files if facts.inputs else {}
     marks = sorted(
         [Path(path).name, sorted(asdict(mark).items(), key=str)] for path, mark in files.items()
     )
-    data_path = flag_values(command, "--data-path")
+    data_path = flag_words(command).get("--data-path", [])
     weights = [word for word in data_path if not files or is_number(word)]
     digest = hashlib.sha256(json.dumps([marks, weights]).encode()).hexdigest()[:8]
     return kept | {"data": digest, "without": " ".join(config.placement.without)}

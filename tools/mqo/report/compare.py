@@ -82,7 +82,7 @@ class Group:
     @property
     def forest(self) -> list[Row]:
         """Return the variants that have a gap, as a forest plot lists them: by format, then gap."""
-        known = [row for row in self.rows if row.evidence.get("gap")]
+        known = [row for row in self.rows if row.gap]
         return sorted(known, key=lambda row: (sorted({*row.types.values()} - {NONE}), gap_of(row)))
 
     def baseline(self, run: Run) -> Run | None:
@@ -107,8 +107,7 @@ def compare(
         raise UnknownNameError("baseline", baseline, [repr(name) for name in known])
     kinds: dict[tuple, list[Run]] = {}
     for run in runs:
-        key = (run.model, run.dataset, run.config, frozenset(run.setting.items()), run.steps)
-        kinds.setdefault(key, []).append(run)
+        kinds.setdefault(run.kind, []).append(run)
     groups, replaced = [], []
     for key in sorted(kinds, key=lambda key: key[:3]):
         newest = {(run.variant, run.seed): run for run in kinds[key]}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mqo.errors import RunError
-from mqo.launch.command import flag_values
+from mqo.launch.command import flag_table, without_flag
 from mqo.launch.config import RunConfig
 from mqo.launch.libraries import UNNAMED
 from mqo.launch.run import Result
@@ -155,14 +155,13 @@ def _single(run: RunFolder) -> _Single:
     changed = changed_quantization(run, config.quantization)
     names = f"{experiment.model_name} on {experiment.dataset.name}"
     flags = list(experiment.extra_flags)
-    seed = " ".join(flag_values(flags, SEED))
+    seed = flag_table(flags).get(SEED, "")
     setting = experiment.model_dump(mode="json", exclude={"extra_flags"})
-    rest = [word for word in flags if word not in (SEED, seed)]
     return _Single(
         mode=config.mode_label + changed,
         variant=config.quantization.name + changed,
         about=f"{names}, {experiment.training.name}, {experiment.dtype}",
-        setting=json.dumps([setting, rest], sort_keys=True),
+        setting=json.dumps([setting, without_flag(flags, SEED)], sort_keys=True),
         seed=seed,
         types=tuple(sorted(types.items())),
         is_baseline=not quantization.schedule and set(types.values()) <= {NONE},

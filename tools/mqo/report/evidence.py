@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 from mqo.extras import package
 
@@ -20,7 +21,27 @@ LEAST_OF_BOOTSTRAP = 3  # values; resampling two has only three means
 
 
 @dataclass(frozen=True)
-class Evidence:
+class Spread:
+    """A value over seeds, and its mean."""
+
+    values: tuple[float, ...]
+    mean: float
+
+    @classmethod
+    def over(cls, values: Iterable[float | None]) -> Self | None:
+        """Return the spread of the values that are not None; None without any."""
+        known = tuple(value for value in values if value is not None)
+        return cls(known, statistics.fmean(known)) if known else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Return the standard deviation; None if one value is not finite, or alone."""
+        finite = len(self.values) > 1 and all(map(math.isfinite, self.values))
+        return statistics.stdev(self.values) if finite else None
+
+
+@dataclass(frozen=True)
+class Evidence(Spread):
     """The mean of paired gaps and its statistics, all relative (0.01: one percent).
 
     low, high: its interval at LEVEL, by Student's t. bootstrap: the same by resampling (bias
@@ -30,8 +51,6 @@ class Evidence:
     detect with POWER in one t-test at LEVEL, without Holm correction. All are None for one value.
     """
 
-    values: tuple[float, ...]
-    mean: float
     low: float | None = None
     high: float | None = None
     bootstrap: tuple[float, float] | None = None

@@ -40,7 +40,7 @@ def table(group: Group) -> str:
 def line(row: Row) -> str:
     """Return a variant's cells; values not measured, or that need several seeds, are empty."""
     loss = f"{row.loss.mean:.4f}" if row.loss else ""
-    cells = (escape(row.label), str(len(row.runs)), loss, *gap_cells(row.evidence.get("gap")))
+    cells = (escape(row.label), str(len(row.runs)), loss, *gap_cells(row.gap))
     return " & ".join(cells)
 
 

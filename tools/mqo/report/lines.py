@@ -30,9 +30,8 @@ def summary(group: Group) -> Iterator[str]:
         base = "the baseline"
     yield f"  {'':{width}}  seeds    loss  gap to {base} [95 % interval]"
     for row in group.rows:
-        gap = row.evidence.get("gap")
-        yield from gap_row(row.label, width, len(row.runs), row.loss.mean, shown(gap))
-        if words := unseen(gap):
+        yield from gap_row(row.label, width, len(row.runs), row.loss.mean, shown(row.gap))
+        if words := unseen(row.gap):
             yield from wrapped(words, " " * (width + 4))
     verdict = group.verdict
     if verdict.choice:

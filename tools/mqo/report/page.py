@@ -15,11 +15,11 @@ from mqo.report.collect import FileChange, LeftOut, Run
 from mqo.report.colors import SYMBOLS, Look, legend
 from mqo.report.compare import MOST_SHOWN, Group
 from mqo.report.curves import MOST, Curve, first, of_group
-from mqo.report.evidence import Evidence
+from mqo.report.evidence import Evidence, Spread
 from mqo.report.looks import by_variant
 from mqo.report.operands import QUANTITIES, Map, maps, ranges
 from mqo.report.operands import shown as measure
-from mqo.report.rows import Row, Spread, quantized
+from mqo.report.rows import Row, quantized
 from mqo.report.series import DIFFERENCES, POINTS, Band, steps_a_point
 from mqo.report.tables import sites
 
@@ -123,8 +123,7 @@ def _listed(change: FileChange) -> dict[str, Any]:
 
 def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
     looks = by_variant(group.rows)
-    known = ((row, row.evidence["gap"]) for row in group.forest)
-    gaps = [_gap(row, gap, looks[row.variant]) for row, gap in known if gap]
+    gaps = [_gap(row, row.gap, looks[row.variant]) for row in group.forest if row.gap]
     return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)} | {
         "baseline": group.baseline_variant
     }

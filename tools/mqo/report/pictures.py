@@ -128,11 +128,7 @@ class Gap:
 def draw_gaps(group: Group, target: Path) -> None:
     """Draw a comparison's gaps to `target`_gaps.png, .svg and .pdf; nothing without gaps."""
     looks = by_variant(group.rows)
-    gaps = [
-        Gap(row.label, looks[row.variant], evidence)
-        for row in group.forest
-        if (evidence := row.evidence["gap"])
-    ]
+    gaps = [Gap(row.label, looks[row.variant], row.gap) for row in group.forest if row.gap]
     if gaps:
         title = "\n".join(filter(None, (group.title, group.subtitle)))
         forest(gaps, title, named(target.with_name(f"{target.name}_gaps")), group.reference)

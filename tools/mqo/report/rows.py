@@ -4,14 +4,13 @@ import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass
 
 from mqo.launch.libraries import library_labels
 from mqo.matrix.tables import NONE, SITES
 from mqo.matrix.tables import UNQUANTIZED as BASELINE
 from mqo.report.collect import Run
-from mqo.report.evidence import Evidence, evidence
+from mqo.report.evidence import Evidence, Spread, evidence
 
 # A run's final training loss is the mean of this last share of its losses.
 TAIL = 0.1
@@ -20,42 +19,23 @@ PAIRED = ("gap", "memory_saved", "speed_up")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (None for fewer than two) of a value over seeds."""
-
-    mean: float
-    deviation: float | None
-    values: tuple[float, ...]
-
-    @classmethod
-    def over(cls, values: Iterable[float | None]) -> Self | None:
-        """Return the spread of the values that are not None; None without any."""
-        known = tuple(value for value in values if value is not None)
-        if not known:
-            return None
-        finite = len(known) > 1 and all(map(math.isfinite, known))
-        return cls(statistics.fmean(known), statistics.stdev(known) if finite else None, known)
-
-
-@dataclass(frozen=True)
 class Row:
     """A variant of a group: its runs' values over seeds.
 
     `gap` is relative to the baseline of the same seed (0.01: one percent more loss); `memory_saved`
     and `speed_up` likewise, for runs on the same machine: 0.1 is a tenth less memory, a tenth more
-    tokens per second. `evidence` has the statistics of these three by their names.
+    tokens per second.
     """
 
     variant: str
     runs: tuple[Run, ...]
     loss: Spread
-    gap: Spread | None
+    gap: Evidence | None
     tokens_per_s: Spread | None
     step_time: Spread | None
     peak_memory: Spread | None
-    memory_saved: Spread | None
-    speed_up: Spread | None
-    evidence: Mapping[str, Evidence | None] = field(default_factory=dict)
+    memory_saved: Evidence | None
+    speed_up: Evidence | None
 
     @property
     def label(self) -> str:
@@ -101,45 +81,44 @@ def rows_of(runs: Sequence[Run], validated: bool, baseline: str = BASELINE) -> l
     for run in runs:
         variants.setdefault(run.variant, []).append(run)
     bases = baselines(runs, baseline)
-    rows = [
-        _row(name, tuple(these), {} if name == baseline else bases, validated)
+    paired = [
+        _paired(these, {} if name == baseline else bases, validated)
         for name, these in variants.items()
     ]
-    by_name = {name: evidence([_values(getattr(row, name)) for row in rows]) for name in PAIRED}
+    columns = [evidence(values) for values in zip(*paired, strict=True)]
     rows = [
-        replace(row, evidence={name: shown[i] for name, shown in by_name.items()})
-        for i, row in enumerate(rows)
+        _row(name, these, validated, dict(zip(PAIRED, of_row, strict=True)))
+        for (name, these), *of_row in zip(variants.items(), *columns, strict=True)
     ]
     return sorted(rows, key=lambda row: (row.variant != baseline, row.share or 0, row.variant))
 
 
-def _values(spread: Spread | None) -> tuple[float, ...] | None:
-    return spread.values if spread else None
-
-
-def _row(variant: str, runs: tuple[Run, ...], baselines: Mapping[str, Run], validated: bool) -> Row:
+def _paired(
+    runs: Iterable[Run], baselines: Mapping[str, Run], validated: bool
+) -> tuple[list[float], ...]:
+    """Return a variant's values of PAIRED, each over seeds."""
     pairs = [(run, baselines[run.seed]) for run in runs if run.seed in baselines]
     near = [(run, base) for run, base in pairs if run.machine == base.machine]
+    memory = [(run.peak_memory, base.peak_memory) for run, base in near]
+    speed = [(run.tokens_per_s, base.tokens_per_s) for run, base in near]
+    return (
+        [final_loss(run, validated) / final_loss(base, validated) - 1 for run, base in pairs],
+        [1 - own / other for own, other in memory if own and other],
+        [own / other - 1 for own, other in speed if own and other],
+    )
+
+
+def _row(
+    variant: str, runs: Sequence[Run], validated: bool, paired: Mapping[str, Evidence | None]
+) -> Row:
     return Row(
         variant=variant,
-        runs=runs,
+        runs=tuple(runs),
         loss=Spread.over(final_loss(run, validated) for run in runs),  # type: ignore[arg-type]
-        gap=Spread.over(
-            final_loss(run, validated) / final_loss(base, validated) - 1 for run, base in pairs
-        ),
         tokens_per_s=Spread.over(run.tokens_per_s for run in runs),
         step_time=Spread.over(run.step_time for run in runs),
         peak_memory=Spread.over(run.peak_memory for run in runs),
-        memory_saved=Spread.over(
-            1 - run.peak_memory / base.peak_memory
-            for run, base in near
-            if run.peak_memory and base.peak_memory
-        ),
-        speed_up=Spread.over(
-            run.tokens_per_s / base.tokens_per_s - 1
-            for run, base in near
-            if run.tokens_per_s and base.tokens_per_s
-        ),
+        **paired,
     )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from mqo.report.collect import LeftOut, Site
 from mqo.report.compare import Group
-from mqo.report.evidence import Evidence
-from mqo.report.rows import PAIRED, Row, Spread, final_loss, quantized
+from mqo.report.evidence import Evidence, Spread
+from mqo.report.rows import PAIRED, Row, final_loss, quantized
 from mqo.terminal import jsonable
 
 VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
@@ -78,7 +78,7 @@ def _result(group: Group, row: Row) -> dict[str, Any]:
         spread: Spread | None = getattr(row, name)
         cells |= {name: _mean(spread), f"{name}_deviation": spread and spread.deviation}
     for name in PAIRED:
-        cells |= _evidence(name, row.evidence.get(name))
+        cells |= _evidence(name, getattr(row, name))
     return _names(group, row) | cells | {"quantized_share": row.share}
 
 

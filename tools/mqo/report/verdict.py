@@ -122,10 +122,9 @@ def _unsure(best: Row | None, others: Sequence[Row], tolerance: float) -> Iterab
 
 
 def _interval(row: Row) -> tuple[float, float] | None:
-    gap = row.evidence.get("gap")
-    if gap is None or gap.low is None or gap.high is None:
+    if row.gap is None or row.gap.low is None or row.gap.high is None:
         return None
-    return gap.low, gap.high
+    return row.gap.low, row.gap.high
 
 
 def _listed(rows: Iterable[Row]) -> str:

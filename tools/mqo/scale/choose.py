@@ -8,7 +8,7 @@ from typing import get_args
 from mqo.matrix import layer_pattern
 from mqo.matrix.tables import Dtype, Model, Shape, Training
 from mqo.scale.layout import Layout, Recompute
-from mqo.scale.memory import CONTEXT, Arithmetic, Memory, worst_stage
+from mqo.scale.memory import CONTEXT, Arithmetic, worst_stage
 from mqo.scale.simulated import simulated_need
 
 SIZES = (1, 2, 4, 8)
@@ -41,14 +41,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Fit:
-    """A layout, with the memory of a GPU of its worst pipeline stage; `need` is in bytes.
+    """A layout, and the bytes that a GPU of its worst pipeline stage needs.
 
-    `memory` is computed by the formulas, and so is `need` unless the layout was simulated.
+    They are computed by the formulas, unless the layout was simulated.
     """
 
     layout: Layout
-    stage: int
-    memory: Memory
     need: int
     is_simulated: bool = False
 
@@ -64,8 +62,8 @@ def measure(work: Workload, layout: Layout) -> Fit:
 
 def compute(work: Workload, layout: Layout) -> Fit:
     """Return the memory that the layout needs, by the formulas."""
-    stage, memory = worst_stage(work.model, work.training, work.arithmetic, layout, work.dtype)
-    return Fit(layout, stage, memory, memory.total + memory.cache * work.cached)
+    _, memory = worst_stage(work.model, work.training, work.arithmetic, layout, work.dtype)
+    return Fit(layout, memory.total + memory.cache * work.cached)
 
 
 def choose(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from mqo.errors import MqoError
 from mqo.launch.forward_pass import ForwardPass
-from mqo.launch.own_formats import FormatChoice, own_rows, used_formats
-from mqo.launch.plugins import PluginChoice, plugins_of, used
+from mqo.launch.own_formats import used_formats
+from mqo.launch.own_types import OwnTypes
+from mqo.launch.plugins import plugins_of, used
 from mqo.matrix import tables
 from mqo.quant.recipe import Recipe
 from mqo.quant.recipe_operands import KEPT, Types
@@ -54,23 +55,22 @@ def _of_mode(name: str) -> Recipe:
     return Recipe(name=name, summary="", source="", types=Types(**types), output_layer=True)
 
 
-def passes(recipe: Recipe, formats: FormatChoice, plugins: PluginChoice) -> ForwardPass:
+def passes(recipe: Recipe, own: OwnTypes) -> ForwardPass:
     """Return how a recipe quantizes the forward and the backward pass of a saved model.
 
     Raises:
         FormatError, PluginError: a file changes nothing, or cannot be used.
     """
-    files = [*plugins.files, *map(Path, recipe.plugins)]
-    own = plugins_of(files, plugins.options, recipe.plugin_options)
+    files = [*own.plugins, *map(Path, recipe.plugins)]
+    plugins = plugins_of(files, own.options, recipe.plugin_options)
     names = recipe.all_types()
     result = ForwardPass(
         mode=recipe.name,
         types=recipe.types.by_site(),
         rows=recipe.rows(()),
-        plugins=used(own, names),
-        formats=used_formats(own_rows(), names),
+        plugins=used(plugins, names),
+        formats=used_formats(own.rows, names),
         options=recipe.options,
     )
-    plugins.refuse_unused([result])
-    formats.refuse_unused([result])
+    own.refuse_unused([result])
     return result

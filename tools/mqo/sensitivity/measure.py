@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from mqo.display import Count, Display, Say
+from mqo.launch.checkpoints import EVALUATE
 from mqo.launch.evaluation import heading, run
-from mqo.launch.forward_pass import EVALUATE, ForwardPass, SavedModel
+from mqo.launch.forward_pass import ForwardPass, SavedModel
 from mqo.overlay.tree import Tree
 from mqo.quant.subsets import Change
 

@@ -82,20 +82,11 @@ class PreparedRun:
         return replace(self, config=config, types=types)
 
 
-def simulated(options: SimulationOptions, tree: Tree, say: Say) -> Simulation:
-    """Simulate the run of a script.
-
-    Raises:
-        MqoError: the script would refuse its arguments before it trains.
-    """
-    return prepared(options, tree).simulate(say)
-
-
 def estimated(options: SimulationOptions, tree: Tree, say: Say) -> NativeEstimate:
     """Estimate the run of a script on a device that computes in its formats.
 
     Raises:
-        MqoError: as `simulated`, or the device has no GEMMs in a format of the run.
+        MqoError: as `prepared`, or the device has no GEMMs in a format of the run.
     """
     run = prepared(options, tree)
     if WIDTH[run.config.experiment.dtype] != BF16:
@@ -142,13 +133,11 @@ def prepared(options: SimulationOptions, tree: Tree) -> PreparedRun:
     check_release(tree)
     project = Project.here()
     types = dict(config.quantization.types or types_of(tree))
-    config = config.using(types)
-    planned = plan_layout(project.tree, config, machine, types)
-    layout = layout_of(
-        [*planned.config.placement.layout, *planned.config.experiment.extra_flags],
-        planned.config.placement.cluster.processes,
-    )
-    return PreparedRun(planned.config, types, layout, machine, options, project, tree)
+    config, _ = plan_layout(project.tree, config.using(types), machine, types)
+    placement = config.placement
+    flags = [*placement.layout, *config.experiment.extra_flags]
+    layout = layout_of(flags, placement.cluster.processes)
+    return PreparedRun(config, types, layout, machine, options, project, tree)
 
 
 def check_release(tree: Tree) -> None:

@@ -5,48 +5,16 @@ Megatron-LM/tools/simulate.py writes them.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from functools import partial
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, PlainValidator, TypeAdapter
 
-
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True)
-
-
-class Work(_Row):
-    """An operation: FLOPs, and `size`, the bytes that it reads and writes.
-
-    `shape` is (batch, m, n, k) for a product. `masked` is the share of FLOPs that a causal kernel
-    skips. `operands` are the numbers of elements of both operands, in attention of query and key.
-    """
-
-    layer: str
-    gemm: str
-    quant_type: str | None
-    shape: tuple[int, ...]
-    flops: int
-    size: int
-    masked: float
-    operands: tuple[int, int] = (0, 0)
+from mqo.megatron.simulation.rows import Exchange, Work
 
 
-class Exchange(_Row):
-    """A collective or a message: `size` bytes of the whole tensor; a rank sends `wire` bytes.
-
-    The group has `ranks` ranks on `nodes` nodes.
-    """
-
-    operation: str
-    group: str
-    ranks: int
-    nodes: int
-    size: int
-    wire: int
-
-
-class Alive(_Row):
+class Alive(BaseModel):
     """Tensors of one source line that are alive at the peak."""
 
     kind: str
@@ -55,24 +23,25 @@ class Alive(_Row):
     tensors: int
 
 
-Row = TypeVar("Row", bound=Hashable)
+Row = TypeVar("Row", Work, Exchange)
 Counts = dict[Row, float]
+
+
+def _counted(kind: type[Row], rows: Iterable[dict[str, Any]]) -> Counts[Row]:
+    """Return the number of calls of each row."""
+    read, counts = TypeAdapter(kind), Counts[Row]()
+    for row in rows:
+        key = read.validate_python({name: row[name] for name in kind._fields if name in row})
+        counts[key] = counts.get(key, 0) + row["calls"]
+    return counts
 
 
 class Step(BaseModel):
     """The work and the exchanges of a step with this number of micro-batches."""
 
     micro_batches: int
-    works: list[dict[str, Any]]
-    exchanges: list[dict[str, Any]]
-
-    def counted_works(self) -> dict[Work, float]:
-        """Return the number of calls of each operation."""
-        return _counted(Work, self.works)
-
-    def counted_exchanges(self) -> dict[Exchange, float]:
-        """Return the number of calls of each exchange."""
-        return _counted(Exchange, self.exchanges)
+    works: Annotated[Counts[Work], PlainValidator(partial(_counted, Work))]
+    exchanges: Annotated[Counts[Exchange], PlainValidator(partial(_counted, Exchange))]
 
 
 class RankFacts(BaseModel):
@@ -113,13 +82,13 @@ class RankFacts(BaseModel):
 
     def works(self) -> dict[Work, float]:
         """Return the number of calls of each operation in a step of the run."""
-        return self._whole([step.counted_works() for step in self.steps])
+        return self._whole([step.works for step in self.steps])
 
     def exchanges(self) -> dict[Exchange, float]:
         """Return the number of calls of each exchange in a step of the run."""
-        return self._whole([step.counted_exchanges() for step in self.steps])
+        return self._whole([step.exchanges for step in self.steps])
 
-    def _whole(self, counts: list[Counts]) -> Counts:
+    def _whole(self, counts: list[Counts[Row]]) -> Counts[Row]:
         """Return the last step's counts plus those of further micro-batches."""
         fewer, more = counts[0], counts[-1]
         step = self.steps[-1].micro_batches - self.steps[0].micro_batches
@@ -130,11 +99,3 @@ class RankFacts(BaseModel):
             for row in {**fewer, **more}
         }
         return {row: calls for row, calls in calls_by_row.items() if calls > 0}
-
-
-def _counted(kind: type[Row], rows: Iterable[dict[str, Any]]) -> dict[Row, float]:
-    counts: dict[Row, float] = {}
-    for row in rows:
-        key = kind(**{name: value for name, value in row.items() if name != "calls"})
-        counts[key] = counts.get(key, 0) + row["calls"]
-    return counts

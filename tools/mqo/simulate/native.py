@@ -15,13 +15,14 @@ from typing import Any
 
 from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
+from mqo.megatron.simulation.rows import Work
 from mqo.quant.formats import ATTENTION, FAMILIES, FORMATS, LINEAR, NONE, SITES
 from mqo.quant.operand_table import GRADIENTS
 from mqo.scale.choose import Workload
 from mqo.scale.devices import DEVICES, Device, device
 from mqo.scale.layout import Layout
 from mqo.scale.memory import BF16, CONTEXT, Arithmetic, stage_memory
-from mqo.simulate.facts import RankFacts, Work
+from mqo.simulate.facts import RankFacts
 from mqo.simulate.result import Simulation, needed
 from mqo.simulate.roofline import GIGA, TERA, Cost, Roofline, seconds
 

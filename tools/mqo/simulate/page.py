@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from mqo.megatron.simulation.rows import Work
 from mqo.report.page import as_script, packed, plotly_source, templates
 from mqo.scale.devices import GIB, device, gib
 from mqo.scale.memory import CONTEXT
-from mqo.simulate.facts import RankFacts, Work
+from mqo.simulate.facts import RankFacts
 from mqo.simulate.lines import MEANINGS, answers, heading
 from mqo.simulate.result import UNSEEN, Simulation
 from mqo.simulate.roofline import seconds, wire_seconds

@@ -90,9 +90,10 @@ class Simulation:
 
 def _rank_table(rank: RankFacts) -> dict[str, Any]:
     """Return a rank's facts, with its steps combined into one step of the run."""
-    works = [work.model_dump() | {"calls": calls} for work, calls in rank.works().items()]
+    works = [work._asdict() | {"calls": calls} for work, calls in rank.works().items()]
     exchanges = [
-        exchange.model_dump() | {"calls": calls} for exchange, calls in rank.exchanges().items()
+        exchange._asdict() | {"wire": exchange.wire, "calls": calls}
+        for exchange, calls in rank.exchanges().items()
     ]
     facts = rank.model_dump(exclude={"steps"})
     return facts | {

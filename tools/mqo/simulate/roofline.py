@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mqo.megatron.simulation.rows import Exchange, Work
 from mqo.scale.devices import Device
-from mqo.simulate.facts import Exchange, RankFacts, Work
+from mqo.simulate.facts import RankFacts
 
 GIGA, TERA = 1e9, 1e12
 # {prefix of upstream's description of a group: parallelism}; the first match counts.

@@ -11,8 +11,7 @@ from mqo.launch.config import RunConfig, resolve
 from mqo.launch.effects import PATTERNS, quant_config
 from mqo.launch.models import expand_models
 from mqo.launch.naming import folder_part
-from mqo.launch.own_formats import NO_FORMATS, FormatChoice
-from mqo.launch.plugins import NO_PLUGINS, PluginChoice, declare_files
+from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
 from mqo.launch.prepare import check_config
 from mqo.launch.variants import (
     FORWARD,
@@ -70,8 +69,7 @@ def jobs(
     axes: Sequence[str] = (),
     seeds: Sequence[int] = (),
     extra_flags: tuple[str, ...] = (),
-    plugins: PluginChoice = NO_PLUGINS,
-    formats: FormatChoice = NO_FORMATS,
+    own: OwnTypes = NO_OWN_TYPES,
     gemms: GemmChoice = FORWARD,
     **rest: Any,
 ) -> list[Job]:
@@ -79,18 +77,16 @@ def jobs(
 
     Each list is 'all', or names and globs separated by commas; UnknownNameError lists the valid
     names, but with a `data_prefix` any dataset name is valid, and a model may be a path. For
-    `modes`, `recipes` and `axes` see mqo.launch.variants. `plugins` are custom quantizers, and
-    `formats` the user's; MqoError if no job uses a file or an option of them. `rest` is passed to
-    `resolve`; a variant may override it. Neighbors in the list have different datasets: see
-    `data_key`.
+    `modes`, `recipes` and `axes` see mqo.launch.variants. `own` are the user's types;
+    MqoError if no job uses a file or an option of them. `rest` is passed to `resolve`; a variant
+    may override it. Neighbors in the list have different datasets: see `data_key`.
     """
-    declare_files(plugins.files)  # before their names are types
-    check_set_once(axes, plugins.options)
+    check_set_once(axes, own.options)
     ways = variants(modes, recipes, axes, gemms)
     each_seed: list[int | None] = [*dict.fromkeys(seeds)] or [None]
     product = itertools.product(
         expand_models(models),
-        _with_settings(ways, plugins, gemms, rest),
+        _with_settings(ways, own, gemms, rest),
         each_seed,
         _datasets(datasets, rest.get("data_prefix")),
     )
@@ -103,13 +99,12 @@ def jobs(
         name += "" if seed is None else f"_seed{seed}"
         _add(result, Job(name, config))
     planned = [job.config.quantization for job in result.values()]
-    plugins.refuse_unused(planned)
-    formats.refuse_unused(planned)
+    own.refuse_unused(planned)
     return list(result.values())
 
 
 def _with_settings(
-    ways: Sequence[Variant], plugins: PluginChoice, gemms: GemmChoice, rest: Mapping[str, Any]
+    ways: Sequence[Variant], own: OwnTypes, gemms: GemmChoice, rest: Mapping[str, Any]
 ) -> list[Variant]:
     """Return the variants with the settings of all runs that apply to them.
 
@@ -128,7 +123,7 @@ def _with_settings(
                 **way.rest,
             },
         )
-        for way in with_plugins(ways, plugins)
+        for way in with_plugins(ways, own)
     ]
 
 

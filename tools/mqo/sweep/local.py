@@ -57,37 +57,17 @@ def shares(
     return [threads | {"CUDA_VISIBLE_DEVICES": ",".join(part)} for part in parts]
 
 
-class Child:
-    """A started job."""
-
-    def __init__(self, child: subprocess.Popen) -> None:
-        self.child = child
-
-    def poll(self) -> int | None:
-        """Return its exit code, None while it runs; a negative code is the signal that ended it."""
-        return self.child.poll()
-
-    def ask_to_end(self) -> None:
-        """Terminate it without waiting."""
-        if self.child.poll() is None:
-            self.child.terminate()
-
-    def end(self) -> None:
-        """End it and all its processes, and wait for them."""
-        process.end(self.child, GRACE_S)
-
-
 class Local:
     """Child processes, which end when this process does; at most `slots` run at once."""
 
     def __init__(self, shares: list[dict[str, str]], tracker: str | None = None) -> None:
         self.shares, self.slots, self.tracker = shares, len(shares), tracker
 
-    def start(self, run: RunFolder, slot: int) -> Child:
+    def start(self, run: RunFolder, slot: int) -> subprocess.Popen:
         """Start the job of a folder with the slot's share; its output goes to `log_of(run)`."""
         env = {**os.environ, **self.shares[slot], PARENT: str(os.getpid())}
         with log_of(run).open("wb") as log:
-            child = subprocess.Popen(
+            return subprocess.Popen(
                 command(run, self.tracker),
                 env=env,
                 stdin=subprocess.DEVNULL,
@@ -95,4 +75,3 @@ class Local:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return Child(child)

@@ -5,13 +5,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from subprocess import Popen
 from typing import Any
 
 from mqo.launch.progress import Progress
-from mqo.process import held, stops_raise
+from mqo.process import end, held, stops_raise
 from mqo.runs import RunFolder
 from mqo.sweep.configs import Job
-from mqo.sweep.local import Child, Local, log_of
+from mqo.sweep.local import GRACE_S, Local, log_of
 from mqo.sweep.slurm import Slurm, Submitted
 from mqo.sweep.state import Entry, SweepFolder
 from mqo.sweep.table import View, counts
@@ -25,7 +26,7 @@ TRIES = 2
 @dataclass
 class _Running:
     job: Job
-    handle: Child | Submitted
+    handle: Popen | Submitted
     run: RunFolder
     slot: int
     progress: Progress
@@ -134,10 +135,11 @@ class Pool:
             return
         with held():
             for running in self.running:
-                running.handle.ask_to_end()
+                running.handle.terminate()
                 self._set(running.job, state="queued", reason="the sweep was ended")
             for running in self.running:
-                running.handle.end()
+                if isinstance(running.handle, Popen):
+                    end(running.handle, GRACE_S)
         done = counts(list(self.entries.values()))
         self.view.say(f"ended    {done}; the same command continues this sweep")
 

@@ -38,7 +38,7 @@ def call(words: list[str], log: Path) -> int:
 
 
 class Submitted:
-    """A job on Slurm, with the methods of `local.Child`."""
+    """A job on Slurm, with the methods of a process."""
 
     def __init__(self, job: Any, run: RunFolder) -> None:
         self.job, self.run = job, run
@@ -55,13 +55,9 @@ class Submitted:
             log.write(f"\nmqo: {self.job.job_id} on Slurm ({self.job.state}): {words[0]}\n")
         return 1
 
-    def ask_to_end(self) -> None:
-        """Cancel it, without waiting."""
+    def terminate(self) -> None:
+        """Cancel it without waiting; Slurm ends all its processes."""
         self.job.cancel(check=False)
-
-    def end(self) -> None:
-        """Cancel it; Slurm ends all its processes."""
-        self.ask_to_end()
 
 
 class Slurm:

@@ -10,17 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import RunError
-from mqo.runs import SWEEP, RunFolder, flat
-from mqo.track.tracker import MetricRow, Run, Status
+from mqo.runs import SWEEP, RunFolder, Value, flat
+from mqo.track.tracker import MetricRow, Status
 from mqo.untrusted import Limit, check_file, reading
 
 SOURCE = "source.tar.gz"
 
 
-def tracker_run(run: RunFolder) -> Run:
-    """Return the run's name, group and parameters for trackers."""
-    parameters = dict(flat(run.read_config()))
-    return Run(run.root.name, group_of(run), parameters, run.root)
+def parameters(run: RunFolder) -> dict[str, Value]:
+    """Return the run's configuration by path."""
+    return dict(flat(run.read_config()))
 
 
 def group_of(run: RunFolder) -> str | None:

@@ -14,7 +14,9 @@ from filelock import FileLock
 
 from mqo.extras import package
 from mqo.project import Project
-from mqo.track.tracker import MetricRow, Run, Sent, Status
+from mqo.runs import RunFolder
+from mqo.track import content
+from mqo.track.tracker import MetricRow, Sent, Status
 
 T = TypeVar("T")
 GROUP = "group"
@@ -36,10 +38,11 @@ class Mlflow:
         # The client itself, not `mlflow.start_run`: that adds the user, command and git commit.
         self.client = package("mlflow.tracking").MlflowClient(self.uri)
 
-    def create(self, run: Run) -> str:
+    def create(self, run: RunFolder) -> str:
         """Create the run, and its experiment if that is missing."""
-        tags = {GROUP: run.group} if run.group else {}
-        created = self.client.create_run(self._experiment(), run_name=run.name, tags=tags)
+        group = content.group_of(run)
+        tags = {GROUP: group} if group else {}
+        created = self.client.create_run(self._experiment(), run_name=run.root.name, tags=tags)
         return created.info.run_id
 
     def _experiment(self) -> str:
@@ -50,10 +53,10 @@ class Mlflow:
             experiment = self.client.get_experiment_by_name(name)
             return experiment.experiment_id if experiment else self.client.create_experiment(name)
 
-    def open(self, run: Run, before: Sent) -> Sent:
+    def open(self, run: RunFolder, before: Sent) -> Sent:
         """Open or create the run; return it with the number of rows that the store has."""
         self.id = before.id if self._reopened(before.id) else self.create(run)
-        for part in _parts(run.parameters.items(), _LIMITS["params"]):
+        for part in _parts(content.parameters(run).items(), _LIMITS["params"]):
             params = [self.entities.Param(_allowed(key), str(value)) for key, value in part]
             self.client.log_batch(self.id, params=params)
         return Sent(self.id, self._rows())

@@ -91,11 +91,11 @@ class Session:
     def __init__(self, run: RunFolder, name: str, before: Sent | None) -> None:
         self.folder, self.name = run, name
         self.tracker = TRACKERS[name]()
-        described = content.tracker_run(run)
+        run.read_config()  # if it is damaged, the tracker gets no run
         if before is None:
-            before = Sent(self.tracker.create(described))
+            before = Sent(self.tracker.create(run))
             sent.write(run, name, before)
-        self.sent = self.tracker.open(described, before)
+        self.sent = self.tracker.open(run, before)
         sent.write(run, name, self.sent)
         with temporary_folder("mqo-track-") as scratch:
             self.tracker.attach("inputs", content.inputs(run, scratch))

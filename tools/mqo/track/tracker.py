@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from mqo.runs import Value
+from mqo.runs import RunFolder
 
 Status = Literal["finished", "failed"]
 
@@ -18,16 +18,6 @@ class MetricRow(NamedTuple):
     iteration: int
     name: str
     value: float
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run as it begins: `group` is its sweep, `folder` its run folder."""
-
-    name: str
-    group: str | None
-    parameters: Mapping[str, Value]
-    folder: Path
 
 
 @dataclass(frozen=True)
@@ -45,10 +35,10 @@ class Sent:
 class Tracker(Protocol):
     """A tracker, for one run. Errors of its methods are reported as its failure."""
 
-    def create(self, run: Run) -> str:
+    def create(self, run: RunFolder) -> str:
         """Return the id of a new run, which is recorded before anything else is sent."""
 
-    def open(self, run: Run, before: Sent) -> Sent:
+    def open(self, run: RunFolder, before: Sent) -> Sent:
         """Open the run; return the part of `before` that it has."""
 
     def log(self, rows: Sequence[MetricRow]) -> None:

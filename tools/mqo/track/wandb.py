@@ -12,7 +12,9 @@ from typing import Any
 
 from mqo.errors import TrackerError
 from mqo.extras import package
-from mqo.track.tracker import MetricRow, Run, Sent, Status
+from mqo.runs import RunFolder
+from mqo.track import content
+from mqo.track.tracker import MetricRow, Sent, Status
 
 STEP = "iteration"
 # Its usage reports are off, and it must not ask for a login at a terminal.
@@ -22,23 +24,23 @@ _VARIABLES = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 class Wandb:
     """A run in Weights & Biases; offline it is stored in the run folder."""
 
-    def create(self, run: Run) -> str:
+    def create(self, run: RunFolder) -> str:
         """Return a new id, which W&B lets its users choose."""
         return secrets.token_hex(4)
 
-    def open(self, run: Run, before: Sent) -> Sent:
+    def open(self, run: RunFolder, before: Sent) -> Sent:
         """Open the run; an offline run is written again, because nothing can be added to it."""
         for name, value in _VARIABLES.items():
             os.environ.setdefault(name, value)
         self.wandb = package("wandb")
         self.run = self.wandb.init(
             project=os.environ.get("WANDB_PROJECT", "mqo"),
-            name=run.name,
-            group=run.group,
+            name=run.root.name,
+            group=content.group_of(run),
             id=before.id,
             resume="allow",
-            dir=os.environ.get("WANDB_DIR", run.folder),
-            config=dict(run.parameters),
+            dir=os.environ.get("WANDB_DIR", run.root),
+            config=content.parameters(run),
             settings=settings(self.wandb),
         )
         if self.run.disabled:

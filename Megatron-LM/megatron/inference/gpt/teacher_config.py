@@ -9,11 +9,12 @@ from typing import Any
 
 from mqo.megatron.run.args_table import read_table
 from mqo.megatron.run.errors import DistillationError
+from mqo.megatron.run.files import TRACKER
 from mqo.megatron.run.gpt_blocks import PATTERN
 from mqo.megatron.run.saved_args import check_kinds, model_arguments
 
 from ..algos.distillation import read_mapping
-from ..checkpointing import TRACKER, checkpoint_folder, read_arguments
+from ..checkpointing import checkpoint_folder, read_arguments
 
 MODEL_CONFIG = "model_config.yaml"
 NEEDED = ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")

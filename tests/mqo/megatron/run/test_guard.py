@@ -1,9 +1,10 @@
+import sys
 from argparse import Namespace
 
 import pytest
 import torch
 from mqo.megatron.coverage import SiteCoverage
-from mqo.megatron.run import guard, resumed_types, setup
+from mqo.megatron.run import guard, resumed_types
 from mqo.megatron.run.checkpoints import CheckpointError
 from mqo.megatron.run.guard import (
     GuardError,
@@ -13,16 +14,16 @@ from mqo.megatron.run.guard import (
     before_validation,
 )
 from mqo.megatron.run.resumed_types import note_checkpoint
-from mqo.megatron.run.setup import read_chunk_tokens, read_setup
-from mqo.megatron.traps import Setup
+from mqo.megatron.run.setup import read_chunk_tokens
 from mqo.quant import config, gemms
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
+from mqo.quant.measurement import merge
 from mqo.quant.own_formats import own_formats
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import PROGRESS, set_step
 from mqo.quant.quantization import PROCESS
-from mqo.quant.record import RECORDER, QuantRecord, merge
+from mqo.quant.record import RECORDER, QuantRecord
 from torch import nn
 
 ARGS = Namespace(curr_iteration=0)
@@ -496,7 +497,7 @@ def test_an_argument_that_is_a_trap_ends_the_run_before_its_first_step(run, argu
 def test_grouped_experts_without_sites_end_the_run_before_the_model(run, monkeypatch):
     run(fprop="mxfp8")
     before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
-    monkeypatch.setattr(setup, "_groups_with_sites", lambda implementation: False)
+    monkeypatch.setitem(sys.modules, "megatron.core.models", None)
     with pytest.raises(GuardError, match=r"before the model.*--moe-grouped-gemm: "):
         before_model(Namespace(num_experts=8, moe_grouped_gemm=True))
     before_model(Namespace(num_experts=None, moe_grouped_gemm=True))
@@ -566,12 +567,6 @@ def test_a_chunk_of_the_context_that_cuts_a_block_ends_the_run(run):
     with pytest.raises(GuardError, match=" 16 tokens"):
         before_step([Net()], args)
     assert read_chunk_tokens(ARGS) == 0
-
-
-def test_upstreams_arguments_without_a_trap_are_the_defaults():
-    assert read_setup(Namespace(transformer_impl="local", gtp_weight_remat_size=1)) == Setup()
-    assert read_setup(Namespace(cuda_graph_impl="none", enable_cuda_graph=False)) == Setup()
-    assert read_setup(Namespace()) == Setup()
 
 
 # -- quantizers without effect -----------------------------------------------------------------

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from mqo.megatron.simulation.memory import ALIGNMENT, KINDS, AllocationLog
+from mqo.megatron.simulation.memory import ALIGNMENT, AllocationLog
+from mqo.megatron.simulation.rows import KINDS
 from mqo.megatron.simulation.unreal import without_data
 from mqo.megatron.simulation.watch import Watch
 from mqo.quant.packing import pack

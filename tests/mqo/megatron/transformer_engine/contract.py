@@ -25,7 +25,7 @@ from mqo.megatron.transformer_engine.passes import attach
 from mqo.megatron.transformer_engine.releases import FACTORY, EngineError, multiplies_plain_tensors
 from mqo.quant import weights
 from mqo.quant.backend import fake_quantize
-from mqo.quant.config import current, parse
+from mqo.quant.config import parse
 from mqo.quant.gemms import QuantizedOperands
 from mqo.quant.linear import QuantLinear
 from mqo.quant.products import Alphas
@@ -451,10 +451,8 @@ def test_a_layer_that_did_not_ask_ends_the_run(tmp_path):
     usage = Usage(layers, {"linear"})
     train(model, steps=1)
     asked = dict.fromkeys(LINEAR, "mxfp8")
-    found = site_coverage(
-        *(asked, [one.layer for one in layers], usage.close(), RECORDER.entries()),
-        *(current().is_excluded, current().operand_type),
-    )
+    labels = [one.layer for one in layers]
+    found = site_coverage(asked, labels, usage.close(), RECORDER.entries())
     missed = {(site, layer.split(".")[2]) for site, layer in found.missed}
     assert missed == {(site, "0") for site in LINEAR}
     assert not found.idle and not found.unlabeled

@@ -57,36 +57,6 @@ class ArgsTable:
         return self.model.union(*groups) - self.unsupported
 
 
-def parse_table(rows: Mapping[str, Any]) -> ArgsTable:
-    """Return the table of a parsed TOML file; ValueError if an argument is in two groups."""
-    values = {kind: _values(rows_of_kind) for kind, rows_of_kind in rows["values"].items()}
-    no_effect = {group: _names(text) for group, text in rows["no_effect"].items()}
-    sets = {name: _names(rows[name]) for name in ("expressed", "refused")}
-    marks = {name: _names(rows[name]) for name in ("read", "unsupported", "needed", "files")}
-    table = ArgsTable(
-        **sets,
-        **marks,
-        values=values,
-        no_effect=no_effect,
-        ranges={name: (least, most) for name, (least, most) in rows["ranges"].items()},
-        taken_groups=frozenset(rows["taken"]),
-    )
-    of_values = frozenset().union(*values.values())
-    if len(table.names) < sum(map(len, [*sets.values(), of_values, *no_effect.values()])):
-        raise ValueError("an argument is in two groups")
-    unlisted = frozenset(table.ranges).union(*marks.values()) - table.names
-    if unlisted or not table.taken_groups <= no_effect.keys():
-        raise ValueError(f"not in any group: {', '.join(sorted(unlisted))}")
-    return table
-
-
-def _names(text: str) -> frozenset[str]:
-    names = text.split()
-    if len(set(names)) < len(names):
-        raise ValueError("a name is listed twice")
-    return frozenset(names)
-
-
 def _values(rows: Mapping[str, list[Any]]) -> Values:
     return {
         name: tuple(None if value == "None" else value for value in allowed)
@@ -97,7 +67,15 @@ def _values(rows: Mapping[str, list[Any]]) -> Values:
 @functools.cache
 def read_table() -> ArgsTable:
     """Return the content of checkpoint_args.toml."""
-    return parse_table(tomllib.loads(TABLE.read_text(encoding="utf-8")))
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    names = ("expressed", "refused", "read", "unsupported", "needed", "files")
+    return ArgsTable(
+        **{name: frozenset(rows[name].split()) for name in names},
+        values={kind: _values(rows_of_kind) for kind, rows_of_kind in rows["values"].items()},
+        no_effect={group: frozenset(text.split()) for group, text in rows["no_effect"].items()},
+        ranges={name: (least, most) for name, (least, most) in rows["ranges"].items()},
+        taken_groups=frozenset(rows["taken"]),
+    )
 
 
 def is_empty(value: Any) -> bool:

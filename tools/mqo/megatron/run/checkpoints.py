@@ -7,7 +7,6 @@ checkpoints.
 """
 
 import itertools
-import re
 import shutil
 from argparse import Namespace
 from collections.abc import Callable
@@ -17,6 +16,13 @@ from typing import Any
 from torch.nn import Module
 
 from mqo.megatron.run import engine
+from mqo.megatron.run.files import (
+    MOST_DIGITS,
+    RELEASE,
+    TRACKER,
+    iteration_folder,
+    iteration_of,
+)
 from mqo.megatron.run.ranks import rank
 from mqo.megatron.run.unpickle import (
     FORMAT_FILE,
@@ -36,12 +42,9 @@ from mqo.megatron.run.untrusted import (
 )
 from mqo.quant.collectives import all_ranks
 
-TRACKER = "latest_checkpointed_iteration.txt"
 MANIFEST = "integrity.json"
 # Holds the name of the first iteration that is saved to a folder, until the tracker is there.
 FIRST_SAVE = "first_save_under_way.txt"
-_MOST_DIGITS = 18  # of an iteration
-_FOLDER = re.compile(r"iter_(\d{7,})")
 
 # The folder of the last save, until old checkpoints in it are removed.
 _saved: Path | None = None
@@ -130,7 +133,7 @@ def newest(args: Namespace) -> Path | None:
 def loaded(folder: Path, step: int | None = None) -> Path:
     """Return the folder of iteration `step`, or of the iteration in the tracker file."""
     iteration = _tracked(folder) if step is None else step
-    return folder / "release" if iteration is None else _path(folder, iteration)
+    return iteration_folder(folder, RELEASE if iteration is None else iteration)
 
 
 def _look(args: Namespace, own: str | None, used: Path) -> tuple[int, str] | None:
@@ -163,16 +166,16 @@ def _without_tracker(args: Namespace, folder: Path) -> tuple[int, str] | None:
     Raises:
         CheckpointError: there are checkpoints, and none is known to be complete.
     """
-    complete = [i for i in _iterations(folder) if _is_complete(_path(folder, i))]
-    release = (folder / "release").is_dir()
+    complete = [i for i in _iterations(folder) if _is_complete(iteration_folder(folder, i))]
+    release = (folder / RELEASE).is_dir()
     if not complete and not release:
         return None
-    listed = ", ".join([str(i) for i in sorted(complete)] + ["release"] * release)
+    listed = ", ".join([str(i) for i in sorted(complete)] + [RELEASE] * release)
     why = f"{folder} has checkpoints ({listed}) and no {TRACKER}, which names the newest"
     pretrained = getattr(args, "pretrained_checkpoint", None)
     if _verifies(args) and str(folder) != pretrained:
         for iteration in sorted(complete, reverse=True):
-            if fault(_path(folder, iteration)) is None:
+            if fault(iteration_folder(folder, iteration)) is None:
                 if pretrained or _is_own(args, folder):
                     _name_newest(folder, iteration)
                 return iteration, why
@@ -196,7 +199,7 @@ def _is_own(args: Namespace, folder: Path) -> bool:
 def before_save(args: Namespace, iteration: int) -> None:
     """Remove a partial checkpoint of a killed run before the iteration is saved."""
     global _saved, _begun
-    _begun = begun = _path(Path(args.save), iteration) if args.save else None
+    _begun = begun = iteration_folder(Path(args.save), iteration) if args.save else None
     if rank() == 0 and begun is not None:
         _saved = Path(args.save)
         clear_unfinished(_saved, iteration)
@@ -233,13 +236,13 @@ def choose(folder: Path, fault: Fault, *, own: bool = True) -> tuple[int, str] |
     if newest < 0:
         before, why = _iterations(folder), f"{folder / TRACKER} names no iteration"
     else:
-        wrong = fault(_path(folder, newest))
+        wrong = fault(iteration_folder(folder, newest))
         if wrong is None:
             return None
         before = [i for i in _iterations(folder) if i < newest]
         why = f"the checkpoint of iteration {newest} is damaged ({wrong})"
     for iteration in sorted(before, reverse=True):
-        if fault(_path(folder, iteration)) is None:
+        if fault(iteration_folder(folder, iteration)) is None:
             if own or newest < 0:
                 _name_newest(folder, iteration)
             return iteration, why
@@ -299,7 +302,7 @@ def clear_unfinished(folder: Path, iteration: int) -> None:
 
     Without a tracker a complete checkpoint is renamed, because it may not be from a killed run.
     """
-    target = _path(folder, iteration)
+    target = iteration_folder(folder, iteration)
     if not target.is_dir() or target.is_symlink() or _tracked(folder) == iteration:
         return
     if _has_tracker(folder) or not _is_complete(target):
@@ -318,7 +321,7 @@ def remove_old(folder: Path, count: int) -> None:
         return
     done = sorted(i for i in _iterations(folder) if i <= newest)
     for iteration in done[:-count]:
-        target = _path(folder, iteration)
+        target = iteration_folder(folder, iteration)
         if not target.is_symlink():
             shutil.rmtree(target)
 
@@ -344,9 +347,9 @@ def _tracked(folder: Path) -> int | None:
         return None
     except UntrustedFileError:
         return -1
-    if text == "release":
+    if text == RELEASE:
         return None
-    return int(text) if text.isdecimal() and len(text) < _MOST_DIGITS else -1
+    return int(text) if text.isdecimal() and len(text) < MOST_DIGITS else -1
 
 
 def _name_newest(folder: Path, iteration: int) -> None:
@@ -377,9 +380,5 @@ def _is_complete(checkpoint: Path) -> bool:
 def _iterations(folder: Path) -> list[int]:
     if not folder.is_dir():
         return []
-    names = (_FOLDER.fullmatch(entry.name) for entry in folder.iterdir() if entry.is_dir())
-    return [int(name[1]) for name in names if name]
-
-
-def _path(folder: Path, iteration: int) -> Path:
-    return folder / f"iter_{iteration:07d}"
+    numbers = (iteration_of(entry) for entry in folder.iterdir() if entry.is_dir())
+    return [number for number in numbers if number is not None]

@@ -4,20 +4,18 @@ A save passes its errors through threads and text: a full disk ends as "Worker f
 unexpected position in torch's zip writer. The free space shows the cause.
 """
 
-import errno
 import shutil
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from torch.nn import Module, Parameter
 
 from mqo.megatron.run.checkpoints import being_saved, newest_saved
+from mqo.megatron.run.errors import chain, is_full, nearest
 from mqo.megatron.run.files import run_folder
 from mqo.quant.collectives import all_ranks
 
-FULL = (errno.ENOSPC, errno.EDQUOT)
-_WORDS = ("no space left on device", "disk quota exceeded")
 # Bytes per weight in fp32: Adam's averages, and main weights of weights in a smaller dtype.
 _AVERAGES, _MAIN = 8, 4
 _LEAST = 1 << 16  # a disk with fewer free bytes counts as full for files without weights
@@ -53,11 +51,11 @@ def begin_run(model: Iterable[Module], args: Namespace) -> list[str]:
 def explain(error: BaseException) -> DiskError | None:
     """Return a DiskError if a full disk caused `error`, else None."""
     begun = being_saved()
-    if not any(_says_full(cause) for cause in _chain(error)) and not _lacks_room(begun):
+    if not is_full(error) and not _lacks_room(begun):
         return None
     if begun is not None:
         return DiskError(_text(begun.parent))
-    named = (getattr(cause, "filename", None) for cause in _chain(error))
+    named = (getattr(cause, "filename", None) for cause in chain(error))
     folders = [Path(name).parent for name in named if isinstance(name, str)]
     run = run_folder()
     folders = folders or [folder for folder in (_save, run.root if run else None) if folder]
@@ -67,7 +65,7 @@ def explain(error: BaseException) -> DiskError | None:
 def full_text(folder: Path, error: BaseException) -> str | None:
     """Return a clause if a full disk of `folder` caused a failed write to it, else None."""
     free = free_bytes(folder)
-    if free >= _LEAST and not any(_says_full(cause) for cause in _chain(error)):
+    if free >= _LEAST and not is_full(error):
         return None
     return f"The disk of {folder} is full: {readable(free)} are free"
 
@@ -88,10 +86,7 @@ def checkpoint_bytes(model: Iterable[Module], args: Namespace) -> int:
 
 def free_bytes(folder: Path | str) -> int:
     """Return the free bytes for a file in `folder`, which need not exist yet."""
-    near = Path(folder).absolute()
-    while not near.exists():
-        near = near.parent
-    return shutil.disk_usage(near).free
+    return shutil.disk_usage(nearest(Path(folder).absolute())).free
 
 
 def readable(count: int) -> str:
@@ -99,25 +94,6 @@ def readable(count: int) -> str:
     units = ("bytes", "kB", "MB", "GB", "TB")
     power = min((len(str(count)) - 1) // 3, len(units) - 1)
     return f"{count / 1000**power:.{1 if power else 0}f} {units[power]}"
-
-
-def _says_full(error: BaseException) -> bool:
-    if isinstance(error, OSError) and error.errno in FULL:
-        return True
-    return any(words in str(error).lower() for words in _WORDS)
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield the error, its causes, and the errors that torch collected from all ranks."""
-    left, seen = [error], set()
-    while left:
-        cause = left.pop()
-        if id(cause) in seen:
-            continue
-        seen.add(id(cause))
-        yield cause
-        left += [e for e in (cause.__cause__, cause.__context__) if e is not None]
-        left += [wrapped[0] for wrapped in getattr(cause, "failures", {}).values()]
 
 
 def _lacks_room(begun: Path | None) -> bool:

@@ -1,14 +1,21 @@
-"""The errors that end a program of this package before anything is written."""
+"""The errors that end a program of this package before anything is written, and causes of errors.
 
+This module imports only the standard library, because `mqo` loads it without torch.
+"""
+
+import errno
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 from mqo.megatron.run.untrusted import UntrustedFileError
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+_WORDS = ("no space left on device", "disk quota exceeded")  # in messages of libraries and programs
 
 
 class InferenceError(RuntimeError):
@@ -41,13 +48,12 @@ class SavedError(InferenceError):
 
 
 @contextmanager
-def reading(kind: type[InferenceError] = SavedError) -> Iterator[None]:
+def reading(kind: Callable[..., Exception] = SavedError, help: str = "") -> Iterator[None]:
     """Raise `kind` for a file that the reader of untrusted files refuses."""
-
     try:
         yield
     except UntrustedFileError as refused:
-        raise kind(refused.found, refused.expected) from refused
+        raise kind(refused.found, expected=refused.expected, help=help) from refused
 
 
 @contextmanager
@@ -75,3 +81,33 @@ def leave(error: Exception) -> NoReturn:
         facts = getattr(error, "facts", {"found": str(error)})
         Path(path).write_text(json.dumps(facts), encoding="utf-8")
     sys.exit(str(error))
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error, its causes, and the errors that torch collected from all ranks."""
+    left, seen = [error], set()
+    while left:
+        cause = left.pop()
+        if id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        yield cause
+        left += [e for e in (cause.__cause__, cause.__context__) if e is not None]
+        left += [wrapped[0] for wrapped in getattr(cause, "failures", {}).values()]
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether a full disk caused an error, by its number or by a library's message.
+
+    Its causes count, too, and the output of a program in its `detail`.
+    """
+    for cause in chain(error):
+        text = f"{cause} {getattr(cause, 'detail', '')}".lower()
+        if getattr(cause, "errno", None) in FULL or any(words in text for words in _WORDS):
+            return True
+    return False
+
+
+def nearest(path: Path) -> Path:
+    """Return `path`, which is absolute, or the nearest folder above it that exists."""
+    return next(parent for parent in (path, *path.parents) if parent.exists())

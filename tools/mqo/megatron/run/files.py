@@ -1,9 +1,10 @@
-"""The names of the files in a run folder.
+"""The names of the files in a run folder, and of checkpoints.
 
 This module imports only the standard library, because commands do not load torch.
 """
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,11 @@ QUANTIZERS = "quantizers of libraries"  # the key of implementation.json
 # examples/export quantized the model.
 MODELOPT_FORMAT = "mqo_modelopt_format"
 MODELOPT_STATE = "modelopt_state"  # the folder of ModelOpt's state in an iteration's folder
+# Upstream's names: of the file with the iteration of the newest checkpoint, or with the name of a
+# model without an iteration, which is also its folder.
+TRACKER, RELEASE = "latest_checkpointed_iteration.txt", "release"
+MOST_DIGITS = 18  # of an iteration
+_FOLDER = re.compile(r"iter_(\d{7,})")
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,15 @@ def run_folder() -> RunFiles | None:
 
     path = os.environ.get(ENVIRONMENT_VARIABLE)
     return RunFiles(Path(path).parent) if path else None
+
+
+def iteration_folder(folder: Path, iteration: int | str) -> Path:
+    """Return the folder of an iteration's checkpoint, as upstream names it; also of RELEASE."""
+    text = str(iteration)
+    return folder / (f"iter_{int(text):07d}" if text.isdecimal() else text)
+
+
+def iteration_of(folder: Path) -> int | None:
+    """Return the iteration in a checkpoint's folder name; None for other names, as RELEASE."""
+    name = _FOLDER.fullmatch(folder.name)
+    return int(name[1]) if name else None

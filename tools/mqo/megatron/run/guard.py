@@ -19,17 +19,18 @@ from mqo.megatron.run.observe import end_step
 from mqo.megatron.run.packages import record_packages
 from mqo.megatron.run.ranks import data_rank, rank
 from mqo.megatron.run.resumed_types import keep_types
-from mqo.megatron.run.setup import Usage, read_chunk_tokens, read_setup
-from mqo.megatron.traps import Setup, find_traps, notes, setup_traps
+from mqo.megatron.run.setup import Usage, read_chunk_tokens
+from mqo.megatron.traps import find_traps, notes, setup_traps
 from mqo.quant.collectives import all_ranks
 from mqo.quant.config import current
 from mqo.quant.excludes import unmatched
 from mqo.quant.formats import SITES
 from mqo.quant.labels import Layer
+from mqo.quant.measurement import merge
 from mqo.quant.progress import set_step
 from mqo.quant.quant_config import QuantConfig
 from mqo.quant.quantization import PROCESS
-from mqo.quant.record import RECORDER, Key, QuantRecord, merge
+from mqo.quant.record import RECORDER, Key, QuantRecord
 
 # The layers of the model, once `_inspect_model` has found them.
 _labeled: list[FoundLayer] | None = None
@@ -60,7 +61,7 @@ def before_model(args: Namespace) -> None:
     global _args
     _args = args
     if run_folder() is not None:
-        faults = setup_traps(ever_asked(current()), read_setup(args), current().is_excluded)
+        faults = setup_traps(ever_asked(current()), args, current().is_excluded)
         _end(faults, "before the model")
 
 
@@ -142,7 +143,7 @@ def _inspect_model(model: list[Module], args: Namespace) -> None:
     _labeled = [labeled for chunk in model for labeled in find_layers(chunk)]
     engine.prepare(model, args)
     others = [layer for chunk in model for layer in other_weights(chunk)]
-    inspect([labeled.layer for labeled in _labeled] + others, read_setup(args))
+    inspect([labeled.layer for labeled in _labeled] + others, args)
     check_alone(quantized_layers(model))
     check_cuts(_labeled, args)
     _end(estimators.attach(_labeled), "before the first step")
@@ -161,15 +162,11 @@ def after_step(iteration: int) -> None:
     with a quantizer that changes nothing. The patched trainer calls this on every rank after every
     step, because a pipeline stage may have no site of a kind.
     """
-    global _usage, _checked
+    global _checked
     types = asked_now()
     if run_folder() is not None and types != _checked:
-        _checked, when = types, f"iteration {iteration}"
-        here = since(_calls, RECORDER.entries())
-        _end(missing(types, merge(all_ranks(here)), current().operand_type), when)
-        if _usage is not None:
-            used, _usage = _usage.close(), None
-            check_layers(types, [labeled.layer for labeled in _labeled or ()], used, here, when)
+        _checked = types
+        _check_step(types, since(_calls, RECORDER.entries()), f"iteration {iteration}")
         record_packages()
     measured = run_folder() is not None and RECORDER.measuring
     end_step(iteration)
@@ -191,7 +188,7 @@ def since(calls: Mapping[Key, int], records: Iterable[QuantRecord]) -> list[Quan
     return [replace(record, calls=n) for record, n in more if n]
 
 
-def inspect(layers: list[Layer], setup: Setup) -> None:
+def inspect(layers: list[Layer], args: Namespace) -> None:
     """Raise GuardError for each reason why a GEMM would not be quantized or excluded as configured.
 
     A collective: `layers` are this rank's.
@@ -201,7 +198,7 @@ def inspect(layers: list[Layer], setup: Setup) -> None:
     patterns = (*config.exclude, *config.include, *(rule.layers for rule in config.rules))
     faults = unmatched(patterns, everywhere) + current().contradictions()
     types = ever_asked(current())
-    faults += find_traps(types, setup, everywhere, current().is_excluded)
+    faults += find_traps(types, args, everywhere, current().is_excluded)
     _end(faults, "before the first step")
     _say(notes(types, everywhere))
 
@@ -243,12 +240,13 @@ def check_all(records: list[QuantRecord]) -> None:
     """
     _end(ineffective(records), "at the end")
     if not _steps and (_began or _trained_before()):
-        _check_validation(records)
+        if _began:  # not with --eval-iters 0
+            _check_step(asked_now(forward_only=True), RECORDER.entries(), "final validation")
         return
     options = current()
     types = {s: wanted for s, wanted in options.asked.items() if s not in options.schedule}
     rest = [record for record in records if record.site not in options.schedule]
-    _end(missing(types, rest, current().operand_type), "at the end")
+    _end(missing(types, rest), "at the end")
 
 
 def _trained_before() -> bool:
@@ -257,35 +255,17 @@ def _trained_before() -> bool:
     return total is not None and 0 < total <= (done or 0)
 
 
-def _check_validation(records: list[QuantRecord]) -> None:
-    """Raise GuardError for a site or layer with other quantization in the final validation."""
-    global _usage
-    if not _began:  # --eval-iters 0
-        return
-    types, when = asked_now(forward_only=True), "final validation"
-    _end(missing(types, records, current().operand_type), when)
-    if _usage is not None:
-        used, _usage = _usage.close(), None
-        layers = [labeled.layer for labeled in _labeled or ()]
-        check_layers(types, layers, used, RECORDER.entries(), when)
+def _check_step(types: Mapping[str, str], here: list[QuantRecord], when: str) -> None:
+    """Raise GuardError for every site or layer that a step or a validation did not quantize so.
 
-
-def check_layers(
-    types: Mapping[str, str],
-    layers: list[Layer],
-    used: set[str],
-    records: list[QuantRecord],
-    when: str,
-) -> None:
-    """Raise GuardError for every layer that ran without its quantizer. A collective.
-
-    `layers` and `records` are this rank's, `used` the names of the layers that ran. Layers that
-    never ran are printed.
+    A collective: `here` are this rank's records. Layers that never ran are printed.
     """
-    here = site_coverage(
-        types, layers, used, records, current().is_excluded, current().operand_type
-    )
-    ranks = all_ranks(here)
+    global _usage
+    _end(missing(types, merge(all_ranks(here))), when)
+    if _usage is None:
+        return
+    used, _usage = _usage.close(), None
+    ranks = all_ranks(site_coverage(types, [x.layer for x in _labeled or ()], used, here))
     _end(coverage_faults(ranks), when)
     idle = idle_layers(ranks)
     _say([f"not used in the first step, so its type is not checked: {name}" for name in idle])

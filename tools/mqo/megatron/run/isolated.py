@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from mqo.megatron.run.errors import chain
 from mqo.megatron.run.untrusted import UntrustedFileError
 
 # The child's answers.
@@ -152,23 +153,16 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (min(bounds, default=resource.RLIM_INFINITY), hard))
 
 
-def _lacks_memory(error: BaseException | None) -> bool:
-    """Return whether an error, its causes or collected errors mean that memory was refused.
+def _lacks_memory(error: BaseException) -> bool:
+    """Return whether an error or one of its causes means that memory was refused.
 
-    torch raises a RuntimeError, known by its message; its CheckpointException has `failures`.
+    torch raises a RuntimeError, known by its message.
     """
-    left, seen = [error], set()
-    while left:
-        cause = left.pop()
-        if cause is None or id(cause) in seen:
-            continue
-        seen.add(id(cause))
+    for cause in chain(error):
         if isinstance(cause, MemoryError) or getattr(cause, "errno", None) == errno.ENOMEM:
             return True
         if isinstance(cause, RuntimeError) and _NO_MEMORY.search(str(cause)):
             return True
-        left += [cause.__cause__, cause.__context__]
-        left += [part[0] for part in getattr(cause, "failures", {}).values()]
     return False
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from mqo.megatron.run.files import run_folder
 from mqo.megatron.run.ranks import rank
 from mqo.quant.collectives import all_ranks
-from mqo.quant.measurement import Measurement, merge_measurements
-from mqo.quant.record import RECORDER, merge
+from mqo.quant.measurement import Measurement, merge
+from mqo.quant.record import RECORDER
 
 # The names of a measurement's numbers.
 SCALARS = ("sqnr_db", "bias", "underflow", "saturation", "scale_spread", "amax")
@@ -38,7 +38,7 @@ def end_step(iteration: int) -> None:
                 tag = f"quant/{record.site}/{record.layer}/{record.operand}/noise_ratio"
                 _writer.add_scalar(tag, record.noise_ratio, iteration)
     if RECORDER.measuring:
-        measurements = merge_measurements(all_ranks(RECORDER.end_step()))
+        measurements = merge(all_ranks(RECORDER.end_step()))
         if _writer is not None:
             for measurement in measurements:
                 _write(_writer, folder.metrics, iteration, measurement)

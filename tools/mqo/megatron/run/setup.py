@@ -7,43 +7,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mqo.megatron.layers import FoundLayer
-from mqo.megatron.run import engine
-from mqo.megatron.transformer_engine.releases import NAME as ENGINE
-from mqo.megatron.traps import Setup
-
-
-def read_setup(args: Namespace) -> Setup:
-    """Return the Setup in upstream's arguments; one that a release lacks has its default."""
-    shards = ("gtp_weight_remat_size", "expert_gtp_weight_remat_size")
-    grouped = bool(getattr(args, "num_experts", None) and getattr(args, "moe_grouped_gemm", False))
-    implementation = getattr(args, "transformer_impl", None) or "local"
-    return Setup(
-        transformer_impl=implementation,
-        attention_variant=getattr(args, "experimental_attention_variant", None),
-        deferred_embedding_wgrad=bool(getattr(args, "defer_embedding_wgrad_compute", False)),
-        weight_shards=max(getattr(args, name, None) or 1 for name in shards),
-        cuda_graphs=_captures(args),
-        grouped_experts=grouped and not _groups_with_sites(implementation),
-        engine_faults=engine.faults(args) if implementation == ENGINE else (),
-    )
-
-
-def _captures(args: Namespace) -> bool:
-    """Return whether CUDA graphs are enabled; older releases have one switch per kind."""
-    switches = ("enable_cuda_graph", "external_cuda_graph")
-    selected = getattr(args, "cuda_graph_impl", None) not in (None, "none")
-    return selected or any(getattr(args, name, False) for name in switches)
-
-
-def _groups_with_sites(implementation: str) -> bool:
-    """Return whether grouped experts have sites: in patched source, or in Transformer Engine."""
-    if implementation == ENGINE:
-        return True
-    try:
-        from megatron.core.models import backends
-    except ImportError:
-        return False
-    return implementation == "local" and hasattr(backends, "experts_class")
 
 
 def read_chunk_tokens(args: Namespace) -> int:

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mqo.megatron.simulation.memory import tensors
+from mqo.megatron.simulation.rows import Exchange
 from mqo.megatron.simulation.watch import Call
 
 # {operation of c10d: its name here}
@@ -31,26 +32,6 @@ _NAMES = {
     "send": "send",
     "recv_": "receive",
 }
-
-
-class Exchange(NamedTuple):
-    """A kind of exchange. `size` is the bytes of the whole tensor on one rank.
-
-    `ranks` is the size of the group, `nodes` the number of nodes that it spans.
-    """
-
-    operation: str
-    group: str
-    ranks: int
-    nodes: int
-    size: int
-
-    @property
-    def wire(self) -> int:
-        """Return the bytes that a rank sends in a ring."""
-        share = (self.ranks - 1) / self.ranks
-        parts = {"all-reduce": 2 * share, "broadcast": 1, "send": 1, "receive": 0, "reduce": 1}
-        return int(self.size * parts.get(self.operation, share))
 
 
 @dataclass

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from mqo.megatron.simulation.memory import KINDS, Window
+from mqo.megatron.simulation.memory import Window
 from mqo.megatron.simulation.program import RankResult, Step
+from mqo.megatron.simulation.rows import KINDS
 
 POINTS = 1200  # of the timeline
 LINES = 200  # source lines that are listed at the peak

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
+from mqo.megatron.simulation.rows import KINDS
 from mqo.megatron.simulation.watch import Call, Origin
 from mqo.quant.packing import working_dtype
 
 ALIGNMENT = 512  # bytes; torch's allocator for CUDA rounds sizes up to multiples of this
-KINDS = ("weights", "gradients", "optimizer", "activations", "logits", "quantizer", "temporary")
 # The layer and the files whose tensors are logits or belong to the loss.
 _HEAD, _LOSSES = "output_layer", "mqo/megatron/losses/"
 # {operation: function from the operation's arguments to the bytes that its kernel allocates besides

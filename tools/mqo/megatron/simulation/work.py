@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mqo.megatron.simulation.memory import tensors
+from mqo.megatron.simulation.rows import Work
 from mqo.megatron.simulation.watch import Call
 from mqo.quant import formats
 from mqo.quant.labels import LABEL, UNLABELED
@@ -26,26 +27,6 @@ OF_BACKWARD = " backward"
 _COPIES = {aten.clone, aten._to_copy}
 # Operations that move no data.
 _FREE = ("empty", "_unsafe_view", "detach", "alias", "set_", "lift_fresh", "resize_", "new_empty")
-
-
-class Work(NamedTuple):
-    """An operation on one rank: `flops`, and `size`, the bytes that it reads and writes.
-
-    For a product, `gemm` is its site, or else the operation, followed by " backward" in autograd's
-    backward pass; `shape` is (batch, m, n, k), and `quant_type` is the type of its operands. For
-    other operations `gemm` is the name of the operation or of a fused region, without shape and
-    FLOPs. `masked` is the share of FLOPs that a kernel skips because of a causal mask. `operands`
-    are the numbers of elements of a product's operands, and of query and key in attention.
-    """
-
-    layer: str
-    gemm: str
-    quant_type: str | None
-    shape: tuple[int, ...]
-    flops: int
-    size: int
-    masked: float = 0.0
-    operands: tuple[int, int] = (0, 0)
 
 
 class Tag(NamedTuple):

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from mqo.megatron.transformer_engine import passes
 from mqo.megatron.transformer_engine.operand import Operand
+from mqo.megatron.transformer_engine.passes import running
 from mqo.megatron.transformer_engine.releases import check_release, multiplies_plain_tensors
 
 # The prefix of roles in releases whose roles are strings.
@@ -25,7 +25,7 @@ def quantizer(role: Any) -> Any:
     version = transformer_engine.__version__
     check_release(version)
     name = role if isinstance(role, str) else getattr(role, "tensor_type", "")
-    layer_pass = passes.running()
+    layer_pass = running()
     tensor, gemm = layer_pass.take_slot(name.removeprefix(_PREFIX))
     operand = Operand(tensor, gemm, layer_pass)
     if multiplies_plain_tensors(version):
@@ -34,6 +34,6 @@ def quantizer(role: Any) -> Any:
         return PlainQuantizer.for_operand(operand)
     from mqo.megatron.transformer_engine.paired import PairedQuantizer, check
 
-    if isinstance(layer_pass, passes.Pass) and operand.is_quantized:
+    if operand.is_quantized:
         check(layer_pass.module)
     return PairedQuantizer(operand)

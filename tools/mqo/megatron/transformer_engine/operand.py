@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from mqo.megatron import linear
-from mqo.megatron.transformer_engine.passes import Bystander, Pass
+from mqo.megatron.transformer_engine.passes import Pass
 from mqo.megatron.transformer_engine.releases import EngineError
 from mqo.quant.formats import LINEAR, SITES
 from mqo.quant.gemms import operands_of
@@ -26,7 +26,7 @@ class Operand:
 
     tensor: str
     gemm: int
-    layer_pass: Pass | Bystander
+    layer_pass: Pass
 
     @property
     def is_quantized(self) -> bool:
@@ -36,7 +36,6 @@ class Operand:
     @property
     def weight(self) -> Parameter:
         """Return the weight of the GEMM."""
-        assert isinstance(self.layer_pass, Pass)  # else it is not quantized
         return self.layer_pass.weight(self.gemm)
 
     def rowwise(self, tensor: Tensor) -> Tensor:

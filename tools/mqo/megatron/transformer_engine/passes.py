@@ -19,13 +19,14 @@ from mqo.quant.micro_batches import resume
 from mqo.quant.quantization import PROCESS
 
 _STATE = "mqo_pass"
-_running: "Pass | Bystander | None" = None
+_running: "Pass | None" = None
 
 
 class Pass:
     """The running pass of one layer, which the quantizers of the layer share.
 
-    A layer has one weight for each of its GEMMs.
+    A layer has one weight for each of its GEMMs. A module without linear GEMMs, such as a norm,
+    also requests quantizers, but its tensors are not quantized.
     """
 
     def __init__(self, module: Module) -> None:
@@ -59,7 +60,10 @@ class Pass:
 
         It requests all quantizers of a direction in order, forward first: input, weight and output
         of each GEMM, then the gradients of output and input. `tensor` is its name of the tensor.
+        Without linear GEMMs all are of outputs, which are not quantized.
         """
+        if not linear.is_engines(self.module):
+            return "output", 0
         slot = next(self._slots, None)
         if slot is None:
             names: tuple[str, ...] = ("grad_output", "grad_input")
@@ -74,9 +78,8 @@ class Pass:
         """Record the start of a forward pass."""
         global _running
         _running, self._slots = self, iter(())
-        if current().is_random:
-            weights = linear.weights(self.module)
-            for _, weight in weights:
+        if current().is_random and linear.is_engines(self.module):
+            for _, weight in linear.weights(self.module):
                 PROCESS.micro_batches.begin(getattr(weight, LABEL, ""))
             PROCESS.micro_batches.keep(self)
 
@@ -84,7 +87,7 @@ class Pass:
         """Set the same micro-batch for the backward pass of this forward pass."""
         global _running
         _running = None
-        if not current().is_random:
+        if not (current().is_random and linear.is_engines(self.module)):
             return
         kept = _Kept()
         PROCESS.micro_batches.keep(kept)
@@ -101,30 +104,7 @@ class _Kept:
     """An object that holds a micro-batch."""
 
 
-class Bystander:
-    """The pass of a Transformer Engine module without linear GEMMs: attention, norms.
-
-    It also requests quantizers, but its tensors are not quantized.
-    """
-
-    def take_slot(self, tensor: str) -> tuple[str, int]:
-        """Return the slot of a tensor that is not quantized."""
-        del tensor
-        return "output", 0
-
-    def begin(self) -> None:
-        """Record the start of a forward pass."""
-        global _running
-        _running = self
-
-    def end(self, output: Any) -> None:
-        """Record the end of the forward pass."""
-        global _running
-        del output
-        _running = None
-
-
-def running() -> Pass | Bystander:
+def running() -> Pass:
     """Return the running pass; EngineError if no layer with hooks runs."""
     if _running is None:
         raise EngineError(
@@ -143,7 +123,7 @@ def attach(model: Module) -> int:
     modules = [module for module in model.modules() if linear.asks_for_quantizers(module)]
     for module in modules:
         if not hasattr(module, _STATE):
-            setattr(module, _STATE, None)
+            setattr(module, _STATE, Pass(module))
             module.register_forward_pre_hook(_begin)
             # Also after a failed pass, so that another layer does not get its quantizers.
             module.register_forward_hook(_end, always_call=True)
@@ -152,15 +132,9 @@ def attach(model: Module) -> int:
 
 def _begin(module: Module, args: object) -> None:
     del args
-    _pass_of(module).begin()
+    getattr(module, _STATE).begin()
 
 
 def _end(module: Module, args: object, output: Any) -> None:
     del args
-    _pass_of(module).end(output)
-
-
-def _pass_of(module: Module) -> Pass | Bystander:
-    if getattr(module, _STATE) is None:
-        setattr(module, _STATE, Pass(module) if linear.is_engines(module) else Bystander())
-    return getattr(module, _STATE)
+    getattr(module, _STATE).end(output)

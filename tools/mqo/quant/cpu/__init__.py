@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from mqo.quant.cpu import kernels
-from mqo.quant.cpu.arithmetic import EXPONENT, UNIT, Scheme, pattern
+from mqo.quant.cpu.arithmetic import EXPONENT, UNIT, Scheme
 from mqo.quant.cpu.compile import kernel
 from mqo.quant.cpu.memory import GRAIN, NARROW, ROW, is_usable
 from mqo.quant.cpu.steps import RUN, TILE, VECTOR
 from mqo.quant.cpu.threads import launch
 from mqo.quant.formats import TaperedFormat
-from mqo.quant.scales import carry_of, tensor_factors
+from mqo.quant.scales import carry_of, pattern, tensor_factors
 from mqo.quant.stochastic import signed
 from mqo.quant.strides import is_dense, memory_order
 

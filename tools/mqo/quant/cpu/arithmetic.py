@@ -20,14 +20,13 @@ lists the constants of a call:
 """
 
 import functools
-import struct
 from typing import NamedTuple
 
 from llvmlite import ir
 
 from mqo.quant.cpu.lanes import Lanes
 from mqo.quant.formats import Minifloat
-from mqo.quant.scales import ERROR_BITS
+from mqo.quant.scales import ERROR_BITS, pattern
 
 CONSTANTS = ("carry", "emax", "top", "floor", "steps", "first", "second", "third", "seed")
 
@@ -149,11 +148,6 @@ def _over(scale: Lanes, c: Constants) -> Lanes:
     return scale.constant(ONE).over(scale.times(c.second)).minimum(LARGEST)
 
 
-def pattern(value: float) -> int:
-    """Return the pattern of a number that is not negative."""
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
-
-
 # -- four over six: the scale of a block with the smaller error ------------------------------------
 
 
@@ -191,8 +185,7 @@ def takes_four(scheme: Scheme, scales: tuple[Lanes, Lanes], errors: tuple[Lanes,
         for error, scale in zip(errors, scales, strict=True)
     )
     # Elements over a scale of 0 have no error in its units.
-    is_better = (of_four < of_six).either(six.equals(0))
-    return is_better.both(six < four)
+    return ((of_four < of_six) | six.equals(0)) & (six < four)
 
 
 def finite(amax: Lanes, down: Lanes) -> Lanes:

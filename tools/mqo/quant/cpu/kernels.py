@@ -20,6 +20,7 @@ from mqo.quant.cpu.steps import (
     emit_block_amax,
     emit_block_round,
     emit_clear,
+    emit_constants,
     emit_copy,
     emit_fetch_add,
     emit_field,
@@ -40,10 +41,10 @@ from mqo.quant.cpu.steps import (
     strip_bytes,
 )
 
-ENTRIES = 9  # number of entries of a table before the constants
 inline = njit(error_model="numpy", forceinline=True)
 
 field = step(emit_field, types.int64)
+constants_of = step(emit_constants, types.UniTuple(types.int64, len(CONSTANTS)))
 claim = step(emit_fetch_add, types.int64)
 atomic_max = step(emit_atomic_max)
 copy = step(emit_copy)
@@ -54,21 +55,6 @@ restore_floats = step(emit_restore_floats)
 
 def _stack(size: int) -> Callable[[], int]:
     return step(emit_stack, types.int64, size=size)
-
-
-@inline
-def _constants(table) -> tuple[int, ...]:
-    return (
-        field(table, ENTRIES),
-        field(table, ENTRIES + 1),
-        field(table, ENTRIES + 2),
-        field(table, ENTRIES + 3),
-        field(table, ENTRIES + 4),
-        field(table, ENTRIES + 5),
-        field(table, ENTRIES + 6),
-        field(table, ENTRIES + 7),
-        field(table, ENTRIES + 8),
-    )
 
 
 def over_units(work: Callable, scratch_bytes: int) -> Callable[[int], None]:
@@ -142,7 +128,7 @@ def rows(bits: int, block: int, scheme: Scheme) -> Callable[[int], None]:
 
     @inline
     def row(table, unit, scratch) -> None:
-        size, constants = field(table, 5), _constants(table)
+        size, constants = field(table, 5), constants_of(table)
         start = unit * size
         source, target = field(table, 3) + start * width, field(table, 4) + start * width
         count = min(size, field(table, 6) - start)
@@ -194,7 +180,7 @@ def squares(bits: int, block: int, scheme: Scheme) -> Callable[[int], None]:
 
     @inline
     def band(table, unit, scratch) -> None:
-        size, constants = field(table, 5), _constants(table)
+        size, constants = field(table, 5), constants_of(table)
         height = min(block, field(table, 6) - unit * block)
         start = unit * block * size
         source, target = field(table, 3) + start * width, field(table, 4) + start * width
@@ -236,7 +222,7 @@ def columns(bits: int, block: int, scheme: Scheme, side: int = 1) -> Callable[[i
     @inline
     def tile(table, unit, scratch) -> None:
         size, inner = field(table, 5), field(table, 6)
-        blocks, tiles, constants = field(table, 7), field(table, 8), _constants(table)
+        blocks, tiles, constants = field(table, 7), field(table, 8), constants_of(table)
         column, block_row = unit % tiles * TILE, unit // tiles
         row = block_row % blocks * block
         height, used = min(block, size - row), min(TILE, inner - column)
@@ -325,6 +311,3 @@ def hif8(bits: int) -> Callable[[int], None]:
                 copy(target + at, scratch, end - at)
 
     return run
-
-
-assert len(CONSTANTS) == 9  # as `_constants` reads

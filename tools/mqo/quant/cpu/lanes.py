@@ -55,14 +55,6 @@ class Lanes:
         """Compare, to a mask."""
         return self._compare("==", other)
 
-    def either(self, other: Lanes) -> Lanes:
-        """Return the union of masks."""
-        return self._new(self.builder.or_(self.value, other.value))
-
-    def both(self, other: Lanes) -> Lanes:
-        """Return the intersection of masks."""
-        return self._new(self.builder.and_(self.value, other.value))
-
     def where(self, mask: Lanes, other: Lanes | int) -> Lanes:
         """Keep the lanes where `mask` is set, and take `other` elsewhere."""
         return self._new(self.builder.select(mask.value, self.value, self._lift(other)))
@@ -83,7 +75,7 @@ class Lanes:
         """Return the largest signed integer of a vector, as a scalar."""
         kind = self.value.type
         name = f"llvm.vector.reduce.smax.{_suffix(kind)}"
-        return self._new(_call(self.builder, name, kind.element, [self.value]))
+        return self._new(call(self.builder, name, kind.element, self.value))
 
     def like(self, other: Lanes) -> Lanes:
         """Repeat a scalar in a vector of other's type; return the scalar if other is a scalar."""
@@ -97,10 +89,7 @@ class Lanes:
 
     def swapped(self, distance: int) -> Lanes:
         """Swap lanes that are `distance`, a power of two, apart."""
-        kind = self.value.type
-        order = [lane ^ distance for lane in range(kind.count)]
-        mask = ir.Constant(ir.VectorType(_INDEX, kind.count), order)
-        return self._new(self.builder.shuffle_vector(self.value, self.value, mask))
+        return self.ordered([lane ^ distance for lane in range(self.count)])
 
     def ordered(self, order: list[int], other: Lanes | None = None) -> Lanes:
         """Return a vector of these lanes; those of `other` follow this vector's."""
@@ -163,9 +152,8 @@ class Lanes:
         factors = [self.value, ir.Constant(kind, signs), self.swapped(distance).value]
         floats = [self.builder.bitcast(factor, kind) for factor in factors]
         name = f"llvm.fmuladd.{_suffix(kind)}"
-        return self._new(
-            self.builder.bitcast(_call(self.builder, name, kind, floats), self.value.type)
-        )
+        done = call(self.builder, name, kind, *floats)
+        return self._new(self.builder.bitcast(done, self.value.type))
 
     def round_off(self, addend: Lanes) -> Lanes:
         """Return (self + addend) - addend."""
@@ -228,8 +216,8 @@ class Lanes:
 
     def _call(self, name: str, argument: ir.Value) -> Lanes:
         kind = self.value.type
-        arguments = [self.value, argument]
-        return self._new(_call(self.builder, f"llvm.{name}.{_suffix(kind)}", kind, arguments))
+        name = f"llvm.{name}.{_suffix(kind)}"
+        return self._new(call(self.builder, name, kind, self.value, argument))
 
 
 def load(builder: ir.IRBuilder, address: ir.Value, bits: int, count: int) -> Lanes:
@@ -244,7 +232,8 @@ def _suffix(kind: ir.Type) -> str:
     return "f32" if isinstance(kind, ir.FloatType) else f"i{kind.width}"
 
 
-def _call(builder: ir.IRBuilder, name: str, result: ir.Type, arguments: list[ir.Value]) -> ir.Value:
+def call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> ir.Value:
+    """Call an intrinsic of LLVM."""
     kinds = [argument.type for argument in arguments]
     function = builder.module.globals.get(name)
     if function is None:

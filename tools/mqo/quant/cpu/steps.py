@@ -23,6 +23,7 @@ from numba.extending import intrinsic
 
 from mqo.quant.cpu.arithmetic import (
     ANCHOR,
+    CONSTANTS,
     MAGNITUDE,
     Constants,
     Scheme,
@@ -31,7 +32,6 @@ from mqo.quant.cpu.arithmetic import (
     hif4_of_columns,
     hif4_of_row,
     hif8,
-    pattern,
     plan,
     quantize,
     rounded_with_error,
@@ -39,12 +39,13 @@ from mqo.quant.cpu.arithmetic import (
     takes_four,
     to_bf16,
 )
-from mqo.quant.cpu.lanes import Lanes, load
-from mqo.quant.scales import FOUR
+from mqo.quant.cpu.lanes import Lanes, call, load
+from mqo.quant.scales import FOUR, pattern
 
 STRIP = 64  # columns that one `strip_*` handles
 TILE = 256  # columns that are processed together, so that few memory pages are in use
 RUN = 64  # elements that one `emit_run_round` or `emit_hif8` handles
+ENTRIES = 9  # number of entries of a table before the constants
 VECTOR = 512  # bits of a vector; narrower machines use several registers for it
 
 _COUNT = VECTOR // 32  # its lanes
@@ -83,6 +84,12 @@ def emit_field(builder, table, index) -> ir.Value:
     """Read an entry of an int64 array."""
     address = builder.add(table, builder.mul(index, ir.Constant(_ADDRESS, 8)))
     return builder.load(builder.inttoptr(address, _ADDRESS.as_pointer()))
+
+
+def emit_constants(builder, table) -> ir.Value:
+    """Read the constants, which follow the ENTRIES of a table."""
+    entries = (ir.Constant(_ADDRESS, ENTRIES + i) for i in range(len(CONSTANTS)))
+    return cgutils.pack_array(builder, [emit_field(builder, table, entry) for entry in entries])
 
 
 def emit_fetch_add(builder, counter, count) -> ir.Value:
@@ -137,7 +144,7 @@ def _mode(builder: ir.IRBuilder) -> ir.Value:
         _call_x86(builder, "stmxcsr", pointer)
         return builder.load(pointer)
     if platform.machine() == "aarch64":
-        return builder.call(_declared(builder, "llvm.aarch64.get.fpcr", _ADDRESS, []), [])
+        return call(builder, "llvm.aarch64.get.fpcr", _ADDRESS)
     return ir.Constant(_ADDRESS, 0)
 
 
@@ -145,19 +152,12 @@ def _set_mode(builder: ir.IRBuilder, mode: ir.Value) -> None:
     if platform.machine() == "x86_64":
         _call_x86(builder, "ldmxcsr", cgutils.alloca_once_value(builder, mode))
     elif platform.machine() == "aarch64":
-        name = "llvm.aarch64.set.fpcr"
-        builder.call(_declared(builder, name, ir.VoidType(), [_ADDRESS]), [mode])
+        call(builder, "llvm.aarch64.set.fpcr", ir.VoidType(), mode)
 
 
 def _call_x86(builder: ir.IRBuilder, name: str, pointer: ir.Value) -> None:
-    byte = ir.IntType(8).as_pointer()
-    function = _declared(builder, f"llvm.x86.sse.{name}", ir.VoidType(), [byte])
-    builder.call(function, [builder.bitcast(pointer, byte)])
-
-
-def _declared(builder: ir.IRBuilder, name: str, result: ir.Type, kinds: list) -> ir.Function:
-    function = builder.module.globals.get(name)
-    return function or ir.Function(builder.module, ir.FunctionType(result, kinds), name)
+    byte = builder.bitcast(pointer, ir.IntType(8).as_pointer())
+    call(builder, f"llvm.x86.sse.{name}", ir.VoidType(), byte)
 
 
 # -- one block in a row ------------------------------------------------------------------------

@@ -1,17 +1,11 @@
 """The compile-time parameters of the kernels for a spec."""
 
 import functools
-import struct
 from dataclasses import dataclass
 
 from mqo.quant.formats import Minifloat, TaperedFormat
-from mqo.quant.scales import E6M2, ERROR_BITS, FOUR, carry_of, largest_scale, run_of
+from mqo.quant.scales import E6M2, ERROR_BITS, FOUR, carry_of, largest_scale, pattern, run_of
 from mqo.quant.spec import QuantSpec
-
-
-def _pattern(value: float) -> int:
-    """Return the bits of a float32."""
-    return struct.unpack("<i", struct.pack("<f", value))[0]
 
 
 @dataclass(frozen=True)
@@ -38,13 +32,13 @@ class Element:
     def from_row(cls, element: Minifloat | TaperedFormat, overflow: str = "saturate") -> "Element":
         """Derive the values from a row of formats.toml."""
         if isinstance(element, Minifloat):
-            top, smallest = element.max_value, _pattern(2.0**element.emin)
+            top, smallest = element.max_value, pattern(2.0**element.emin)
             return cls(element.mantissa_bits, 0, smallest, top, top, False, not element.complement)
         widths = 0
         for exponent in range(0, 32, 4):
             width = next((bits for largest, bits in element.widths if exponent <= largest), 0)
             widths |= width << exponent
-        smallest, limit = _pattern(2.0**element.min_exponent), element.max_value
+        smallest, limit = pattern(2.0**element.min_exponent), element.max_value
         return cls(0, widths, smallest, 2 * limit, limit, overflow == "inf", False)
 
 
