@@ -34,8 +34,8 @@ def main(coverage: Path, target: Path) -> None:
     """Measure the sites of a run's coverage."""
     # Remove this folder from sys.path: its coverage.py would shadow the package that numba imports.
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
+    from mqo.megatron.run.files import jsonable
     from mqo.megatron.run.untrusted import read_json_object
-    from mqo.quant.record import jsonable
 
     facts = read_json_object(coverage)
     rows = [measured(p, DTYPES[facts["dtype"]]) for p in largest(facts["products"])]

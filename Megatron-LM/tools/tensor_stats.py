@@ -24,8 +24,8 @@ def main(argv: list[str]) -> None:
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
     args = parser().parse_args(argv)
     from mqo.megatron.run.errors import SavedError, leave, reading
+    from mqo.megatron.run.files import jsonable
     from mqo.quant.own_formats import declare_rows
-    from mqo.quant.record import jsonable
 
     declare_rows(args.own)
     try:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from mqo import process
 from mqo.errors import FULL, DiskFullError, FileError, MqoError, is_full
+from mqo.megatron.run.files import jsonable
 from mqo.untrusted import UntrustedFileError
 
 SCHEMA = 1
@@ -99,16 +99,3 @@ def emit(command: str, outcome: Any, text: str, as_json: bool, **more: Any) -> N
     if outcome is not None:
         table |= {"outcome": type(outcome).__name__, **asdict(outcome)}
     print(json.dumps(jsonable(table | more), indent=1, allow_nan=False))
-
-
-def jsonable(value: Any) -> Any:
-    """Return `value` in a form that JSON can hold: text for NaN and other values that it cannot."""
-    if isinstance(value, Mapping):
-        return {key: jsonable(item) for key, item in value.items()}
-    if isinstance(value, bytes):
-        return value.decode("utf-8", errors="backslashreplace")
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    return [jsonable(item) for item in value] if isinstance(value, Iterable) else str(value)

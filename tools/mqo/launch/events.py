@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from mqo.megatron.run.files import jsonable
 from mqo.runs import RunFolder
-from mqo.terminal import jsonable
 
 
 def copy_events(tensorboard: Path, folder: RunFolder, since: float) -> None:

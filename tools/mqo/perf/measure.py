@@ -13,6 +13,7 @@ from mqo.errors import MqoError, RunError
 from mqo.launch.folder import create
 from mqo.launch.machine import detect
 from mqo.launch.rerun import rerun
+from mqo.megatron.run.files import jsonable
 from mqo.perf.comparability import RECORD, Timed, check_comparable, read, run_of, timed
 from mqo.perf.page import page, shown
 from mqo.perf.ratio import ratio, ratio_lines
@@ -21,7 +22,6 @@ from mqo.perf.train import PerfOptions, PerfPlan, plan, train
 from mqo.project import Project
 from mqo.report.collect import Run
 from mqo.runs import RunFolder, replace_text
-from mqo.terminal import jsonable
 
 
 def run_tests(tests: Sequence[PerfOptions], folder: Path | None, *, scaling: bool) -> bool:

@@ -4,7 +4,6 @@ import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -224,12 +223,3 @@ class Recorder:
 
 
 RECORDER = Recorder()
-
-
-def jsonable(value: Any) -> Any:
-    """Convert `value` for JSON: NaN and infinity, also nested ones, become text."""
-    if isinstance(value, dict):
-        return {key: jsonable(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [jsonable(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

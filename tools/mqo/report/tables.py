@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mqo.megatron.run.files import jsonable
 from mqo.report.collect import LeftOut, Site
 from mqo.report.compare import Group
 from mqo.report.evidence import Evidence, Spread
 from mqo.report.rows import PAIRED, Row, final_loss, quantized
-from mqo.terminal import jsonable
 
 VALUES = ("loss", "gap", "tokens_per_s", "step_time", "peak_memory", "memory_saved", "speed_up")
 Table = list[dict[str, Any]]

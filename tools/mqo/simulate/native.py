@@ -17,7 +17,7 @@ from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
 from mqo.megatron.simulation.rows import Work
 from mqo.quant.formats import ATTENTION, FAMILIES, FORMATS, LINEAR, NONE, SITES
-from mqo.quant.operand_table import GRADIENTS
+from mqo.quant.operand_table import member
 from mqo.scale.choose import Workload
 from mqo.scale.devices import DEVICES, Device, device
 from mqo.scale.layout import Layout
@@ -167,11 +167,7 @@ def gemm_types(rank: RankFacts) -> dict[tuple[str, str], dict[str, float]]:
 
 def pair_of(site: str, quant_type: str) -> str:
     """Return the formats of a site's two operands, as a simulation names them."""
-    family = FAMILIES.get(quant_type)
-    if family is None:
-        return quant_type
-    sides = (SITES[site].lhs, SITES[site].rhs)
-    names = (family.gradients if side in GRADIENTS else family.others for side in sides)
+    names = (member(quant_type, operand) for operand in (SITES[site].lhs, SITES[site].rhs))
     return " x ".join(dict.fromkeys(name or quant_type for name in names))
 
 

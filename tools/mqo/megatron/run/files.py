@@ -1,12 +1,15 @@
-"""The names of the files in a run folder, and of checkpoints.
+"""The names of the files in a run folder and of checkpoints, and what JSON can hold.
 
 This module imports only the standard library, because commands do not load torch.
 """
 
+import math
 import os
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 QUANTIZERS = "quantizers of libraries"  # the key of implementation.json
 # An attribute of the arguments in a checkpoint: the name of ModelOpt's format, if
@@ -78,3 +81,16 @@ def iteration_of(folder: Path) -> int | None:
     """Return the iteration in a checkpoint's folder name; None for other names, as RELEASE."""
     name = _FOLDER.fullmatch(folder.name)
     return int(name[1]) if name else None
+
+
+def jsonable(value: Any) -> Any:
+    """Return `value` in a form that JSON can hold: text for NaN and other values that it cannot."""
+    if isinstance(value, Mapping):
+        return {key: jsonable(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return value.decode("utf-8", errors="backslashreplace")
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    return [jsonable(item) for item in value] if isinstance(value, Iterable) else str(value)

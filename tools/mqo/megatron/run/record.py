@@ -13,13 +13,13 @@ from mqo.megatron.device import HAS_CUDA, accelerator
 from mqo.megatron.run import disk, guard, observe, unpickle
 from mqo.megatron.run.checkpoints import keep_last
 from mqo.megatron.run.divergence import DivergenceError, error_text
-from mqo.megatron.run.files import RunFiles, run_folder
+from mqo.megatron.run.files import RunFiles, jsonable, run_folder
 from mqo.megatron.run.packages import record_packages
 from mqo.megatron.run.ranks import rank
 from mqo.quant.collectives import all_ranks
 from mqo.quant.config import current
 from mqo.quant.finite import FiniteError
-from mqo.quant.record import QuantRecord, jsonable
+from mqo.quant.record import QuantRecord
 
 
 @contextmanager
