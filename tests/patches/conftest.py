@@ -7,6 +7,7 @@ import types
 
 import pytest
 from mqo.overlay.codemod import apply_codemod
+from mqo.overlay.edits import covers
 from mqo.overlay.plan import plan
 from mqo.overlay.rewrite import rewrite
 from mqo.overlay.series import Series
@@ -24,7 +25,7 @@ def codemod(name, source, path="megatron/core/x.py"):
 
 def sites(name, path, source, version=PIN):
     """`source` after the edits that the site entry `name` makes to the file at `path`."""
-    meant = [e for e in SERIES[name].load_edits() if e.path == path and e.applies_to(version)]
+    meant = [e for e in SERIES[name].load_edits() if e.path == path and covers(e.versions, version)]
     assert meant
     content = textwrap.dedent(source).encode()
     for edits in meant:

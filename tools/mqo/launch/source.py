@@ -14,7 +14,7 @@ from mqo.matrix import tables
 from mqo.overlay import literals
 from mqo.overlay.apply import refuse_edits
 from mqo.overlay.diff import tree_diff
-from mqo.overlay.goal import types_in, with_types
+from mqo.overlay.goal import types_in
 from mqo.overlay.quant_types import modifier
 from mqo.overlay.quant_types.by_hand import files_by_hand
 from mqo.overlay.series import Series
@@ -97,7 +97,7 @@ def source_diff(tree: Tree, types: Mapping[str, str] | None) -> str:
     diffs = []
     for path in manifest.touched_by("quant_sites"):
         content = tree.read(path) or b""
-        diffs.append(unified(path, content, with_types(content, wanted)))
+        diffs.append(unified(path, content, literals.write(content, wanted)))
     return b"".join(diffs).decode("utf-8", errors="backslashreplace")
 
 

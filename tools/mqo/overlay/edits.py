@@ -32,10 +32,6 @@ class Anchor:
     count: int = 1
     versions: str = ""
 
-    def applies_to(self, version: str) -> bool:
-        """Return whether upstream release `version` should have this form."""
-        return covers(self.versions, version)
-
 
 @dataclass(frozen=True)
 class InsertBefore:
@@ -123,7 +119,3 @@ class FileEdits:
     def package(self) -> str:
         """Return the file's upstream package: "megatron/core" or "megatron/training"."""
         return "/".join(self.path.split("/")[:2])
-
-    def applies_to(self, version: str) -> bool:
-        """Return whether upstream release `version` needs these edits."""
-        return covers(self.versions, version)

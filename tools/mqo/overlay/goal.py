@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mqo.overlay import literals
@@ -38,7 +37,7 @@ def goal(tree: Tree, series: Series) -> Goal:
     files |= placed
     types = types_in(tree, old) if old else {}
     wanted: dict[str, bytes | None] = {
-        path: with_types(file.content, types) for path, file in files.items()
+        path: literals.write(file.content, types) for path, file in files.items()
     }
     for path in old.files if old else ():
         if path in upstream.files:
@@ -91,11 +90,6 @@ def types_in(tree: Tree, manifest: Manifest) -> dict[str, str]:
     for path in manifest.touched_by("quant_sites"):
         types |= {t.site: t.value for t in literals.read_if_any(tree.read(path) or b"")}
     return types
-
-
-def with_types(content: bytes, types: Mapping[str, str]) -> bytes:
-    """Return `content` with its quant type literals set, if it holds any."""
-    return literals.write(content, types) if literals.VARIABLE.encode() in content else content
 
 
 def _placed(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from mqo.errors import DriftError, MqoError
 from mqo.overlay.codemod import apply_codemod
 from mqo.overlay.drift import nearest_names
+from mqo.overlay.edits import covers
 from mqo.overlay.series import Entry, Series
 
 Read = Callable[[str], bytes]
@@ -120,7 +121,7 @@ def _plan_sites(
     for edits in entry.load_edits():
         # Wheels before 0.17 hold megatron/core only: edits of megatron/training are not needed.
         brought = any(path.startswith(f"{edits.package}/") for path in sources)
-        if not brought or not edits.applies_to(version):
+        if not brought or not covers(edits.versions, version):
             continue
         if edits.path in sources and edits.path not in files:
             continue  # not among the requested files

@@ -22,6 +22,7 @@ from mqo.overlay.edits import (
     PrependBody,
     ReplaceExpression,
     WrapOperands,
+    covers,
 )
 from mqo.overlay.find import (
     DEFINITIONS,
@@ -182,7 +183,7 @@ class _Changes:
     def _hits(self, scope: str, anchors: Sequence[Anchor]) -> list[cst.CSTNode]:
         hits: list[cst.CSTNode] = []
         for anchor in anchors:
-            if not anchor.applies_to(self.version):
+            if not covers(anchor.versions, self.version):
                 continue
             hits += find_pattern(self.module, self._scope(scope), anchor.pattern, anchor.count)
         if not hits:

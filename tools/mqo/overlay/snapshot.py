@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mqo.errors import OverlayError, check_name
 from mqo.overlay import literals, runtime
-from mqo.overlay.goal import types_in, with_types
+from mqo.overlay.goal import types_in
 from mqo.overlay.plan import plan
 from mqo.overlay.records import Manifest
 from mqo.overlay.series import Series, added_files
@@ -100,7 +100,7 @@ def edits(
     written: dict[str, str] = {}
     for path in [] if "quant_sites" in without else manifest.touched_by("quant_sites"):
         content = files[path] if path in files else tree.read(path)
-        files[path] = content = with_types(content or b"", wanted)
+        files[path] = content = literals.write(content or b"", wanted)
         written |= {literal.site: literal.value for literal in literals.read(content)}
     _check_written(tree, named, written)
     return Edits(files, written, shared)
