@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Show and set the quant types in Megatron's source. See --help and docs/quant_type_modifier.md.
 
-What writes nothing needs only the standard library of Python 3.11; the lock comes from .venv.
+--check needs only the standard library of Python 3.11; other packages come from .venv.
 """
 
 import sys
@@ -21,7 +21,7 @@ with process.command():
     try:
         code = main()
     except ModuleNotFoundError as error:
-        if error.name != "filelock":
+        if error.name not in ("filelock", "libcst"):
             raise
         bootstrap.reexec()  # nothing is written or printed before they are imported
         raise

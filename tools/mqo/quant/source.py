@@ -36,10 +36,15 @@ class Literal:
 
 @dataclass(frozen=True)
 class Source:
-    """A file: its syntax tree, and its literals by their statements, in source order."""
+    """A file: its bytes, its syntax tree, and its literals by their statements, in source order.
 
+    `starts` holds the position of each line in `content`; it is empty without literals.
+    """
+
+    content: bytes
     tree: ast.Module
     literals: dict[ast.stmt, Literal]
+    starts: list[int]
 
     @classmethod
     def parse(cls, content: bytes) -> "Source":
@@ -59,7 +64,11 @@ class Source:
         literals = {s: _literal(content, starts, s, after) for s, after in pairs} if lines else {}
         plain = {statement: literal for statement, literal in literals.items() if literal}
         ordered = dict(sorted(plain.items(), key=lambda item: item[1].start))
-        return cls(tree, ordered)
+        return cls(content, tree, ordered, starts)
+
+    def span(self, statement: ast.stmt) -> tuple[int, int]:
+        """Return the positions of the first byte of a literal's statement, and after its last."""
+        return _span(self.starts, statement)
 
 
 def splice(content: bytes, values: Mapping[Literal, str]) -> bytes:
@@ -79,7 +88,7 @@ def site_types(path: str) -> dict[str, str]:
     return {literal.site: literal.value for literal in literals if literal.site}
 
 
-def _span(starts: list[int], node: ast.expr) -> tuple[int, int]:
+def _span(starts: list[int], node: ast.stmt | ast.expr) -> tuple[int, int]:
     """Return the positions of a node's first byte, and after its last."""
     assert node.end_lineno is not None and node.end_col_offset is not None
     first = starts[node.lineno - 1] + node.col_offset

@@ -1,8 +1,8 @@
 """Read, set and restore the quant type literals of a tree that was patched by mqo or by hand.
 
 A command is planned completely before anything is written: all sites are found, all files are
-checked for other changes, and then all files change or none. Writing takes the tree's lock, and
-all but the lock needs only the standard library.
+checked for other changes, and then all files change or none. Reading needs only the standard
+library. Types are set with LibCST; writing takes the tree's lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from mqo.overlay.tree import Tree
 from mqo.overlay.unified import unified
 from mqo.project import Project
 from mqo.quant.formats import NONE, SITES, source_types
-from mqo.quant.source import splice
 
 # {site: its name in the option --...-quant}.
 OPTIONS = {site: site.replace("_", "-") for site in SITES} | {"fprop": "linear"}
@@ -225,6 +224,8 @@ def _typed_errors() -> Iterator[None]:
 
 
 def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> Outcome:
+    from mqo.overlay.quant_types.rewrite import set_values  # LibCST, which --check does not need
+
     plan = Outcome(tree.root, tree.modified())
     after: list[SourceSite] = []
     for path, content in _contents(tree).items():
@@ -234,7 +235,7 @@ def _plan_modification(tree: Tree, types: Mapping[str, str], shared: bool) -> Ou
             _refuse(tree, site, types, shared)
             new |= dict.fromkeys(site.literals, types[site.name])
         if content is not None:
-            _plan_file(tree, plan, path, content, splice(content, new))
+            _plan_file(tree, plan, path, content, set_values(path, content, new))
         plan.edits += [
             Edit(site.name, path, literal.line, literal.value, new[literal])
             for site in sites
