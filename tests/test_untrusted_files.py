@@ -168,7 +168,7 @@ REASONS = {
     ],
     "a text in memory, of a bounded size": [
         f"{Q}config.py::parse",
-        f"{T}data/corpus.py::texts_of",
+        f"{T}data/corpus.py::_texts_of",
     ],
     "opens to write as well, with the checks of the reader": [
         f"{T}launch/checkpoint_lock.py::_open"

@@ -22,9 +22,11 @@ def _read(path, kind="jsonl", keys=("text",)):
     """All documents of a file, and (line, reason) of the bad ones."""
     good, bad = [], []
     for chunk in corpus.read(path, kind, keys):
-        some = corpus.documents(chunk, keys)
-        good += some[0]
-        bad += [(b.line, b.reason) for b in some[1]]
+        for line, texts in corpus.documents(chunk, keys):
+            if isinstance(texts, corpus.Fault):
+                bad.append((line, texts.reason))
+            else:
+                good.append(texts)
     return good, bad
 
 

@@ -55,14 +55,6 @@ class Fault:
     reason: str
 
 
-@dataclass(frozen=True)
-class Bad:
-    """A document that cannot be used: the line in its file, and the reason."""
-
-    line: int
-    reason: str
-
-
 def find(inputs: list[Path], kind: str) -> list[Path]:
     """Return the files of `inputs` (files, folders, glob patterns), sorted for each.
 
@@ -203,20 +195,14 @@ def _parquet(path: Path, keys: tuple[str, ...]) -> Iterator[Chunk]:
             first += len(rows)
 
 
-def documents(chunk: Chunk, keys: tuple[str, ...]) -> tuple[list[tuple[str, ...]], list[Bad]]:
-    """Return the texts under `keys` of a chunk's documents, and the documents that have none."""
-    good: list[tuple[str, ...]] = []
-    bad: list[Bad] = []
+def documents(chunk: Chunk, keys: tuple[str, ...]) -> Iterator[tuple[int, tuple[str, ...] | Fault]]:
+    """Yield each document's line, and its texts under `keys` or the reason why it has none."""
     for line, row in enumerate(chunk.rows, chunk.first):
-        texts = texts_of(row, keys)
-        if isinstance(texts, Fault):
-            bad.append(Bad(line, texts.reason))
-        elif texts:
-            good.append(texts)
-    return good, bad
+        if texts := _texts_of(row, keys):
+            yield line, texts
 
 
-def texts_of(row: RawDocument, keys: tuple[str, ...]) -> tuple[str, ...] | Fault:
+def _texts_of(row: RawDocument, keys: tuple[str, ...]) -> tuple[str, ...] | Fault:
     """Return a document's texts, none for a blank line, or the reason why it has none."""
     if isinstance(row, tuple):
         texts = row

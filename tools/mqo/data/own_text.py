@@ -163,13 +163,12 @@ def documents(file: Path, bad: BadTable) -> Iterator[str]:
 
 def _records(file: Path, bad: BadTable) -> Iterator[str]:
     for chunk in corpus.read(file, _JSON, _KEYS):
-        for line, row in enumerate(chunk.rows, chunk.first):
-            texts = corpus.texts_of(row, _KEYS)
+        for line, texts in corpus.documents(chunk, _KEYS):
             if isinstance(texts, corpus.Fault):
                 bad.add(texts.kind, file, line)
-            elif texts and texts[0].strip():
+            elif texts[0].strip():
                 yield texts[0]
-            elif texts:
+            else:
                 bad.add("empty", file, line)
 
 

@@ -117,8 +117,7 @@ def _fill(job: IndexJob, folder: Path, say: Say, watch: Watch) -> Counts:
     total = sum(file.stat().st_size for file in job.files)
     for file in job.files:
         for chunk in corpus.read(file, job.kind, job.keys):
-            good, bad = corpus.documents(chunk, job.keys)
-            _report(job, file, bad, counts, say)
+            good = _good(job, file, chunk, counts, say)
             for number, builder in enumerate(builders.values()):
                 _add(job, builder, [texts[number] for texts in good], counts)
             watch(done + chunk.position, total, counts)
@@ -159,11 +158,21 @@ def _add(job: IndexJob, builder: Any, texts: Sequence[str], counts: Counts) -> N
     counts.skipped += len(texts) - len(encoded)
 
 
-def _report(job: IndexJob, file: Path, bad: Sequence[corpus.Bad], counts: Counts, say: Say) -> None:
-    for document in bad:
-        text = f"{file}:{document.line}: {document.reason}"
+def _good(
+    job: IndexJob, file: Path, chunk: corpus.Chunk, counts: Counts, say: Say
+) -> list[tuple[str, ...]]:
+    """Return the texts of a chunk's documents; report and count those that have none."""
+    good = []
+    for line, texts in corpus.documents(chunk, job.keys):
+        if not isinstance(texts, corpus.Fault):
+            good.append(texts)
+            continue
+        fault = f"{file}:{line}: {texts.reason}"
         if job.strict:
-            raise DataError(text, help="Correct the line, or leave out --strict to skip such lines")
+            raise DataError(
+                fault, help="Correct the line, or leave out --strict to skip such lines"
+            )
         if counts.bad <= _SHOWN:
-            say(text if counts.bad < _SHOWN else "More bad documents are counted, but not shown")
+            say(fault if counts.bad < _SHOWN else "More bad documents are counted, but not shown")
         counts.bad += 1
+    return good
