@@ -61,7 +61,7 @@ CONTENTS = Contents(documents=1, tokens=2, vocab_size=3)
 def test_data_that_is_ready_is_read_without_a_lock(read_only, monkeypatch):
     monkeypatch.setattr(cached, "load", lambda folder, inputs: CONTENTS)
     ready = preparing.prepare(read_only, "wikipedia", report=print)
-    assert (ready.documents, ready.tokens, ready.vocab_size) == (1, 2, 3)
+    assert ready == (read_only.data / "wikipedia", CONTENTS)
     assert list(read_only.root.iterdir()) == []
 
 
@@ -69,7 +69,7 @@ def test_data_that_is_missing_is_prepared_at_home(read_only, monkeypatch):
     made = []
     monkeypatch.setattr(cached, "load", lambda folder, inputs: CONTENTS if made else None)
     monkeypatch.setattr(cached, "_build", lambda target, inputs, build: made.append(target))
-    ready = preparing.prepare(read_only, "wikipedia", report=print)
-    assert ready.prefix.parent == read_only.own_data / "wikipedia"
+    folder, _ = preparing.prepare(read_only, "wikipedia", report=print)
+    assert folder == read_only.own_data / "wikipedia"
     assert made == [read_only.own_data / "wikipedia"]
     assert list(read_only.root.iterdir()) == []

@@ -2,7 +2,7 @@
 
 import pytest
 from mqo.data import prepare as preparing
-from mqo.data.prepare import PreparedData
+from mqo.data.cached import Contents
 from mqo.launch import prepare as launch
 
 
@@ -13,7 +13,7 @@ def prepared(monkeypatch, tmp_path):
 
     def prepare(project, name, report):
         names.append(name)
-        return PreparedData(name, tmp_path, tmp_path, tmp_path, 3, 2, 1)
+        return tmp_path, Contents(documents=2, tokens=1, vocab_size=3)
 
     monkeypatch.setattr(preparing, "prepare", prepare)
     monkeypatch.setattr(launch, "ready_tree", lambda *given, **rest: None)
@@ -23,7 +23,8 @@ def prepared(monkeypatch, tmp_path):
 def test_no_sample_is_prepared_unless_it_is_named(prepared, command_line):
     assert command_line("setup")[0] == 0
     assert prepared == []
-    assert command_line("setup", "--dataset", "dolma")[0] == 0
+    code, out, _ = command_line("setup", "--dataset", "dolma")
+    assert (code, out) == (0, "data     : 2 documents, 1 tokens of dolma\n")
     assert prepared == ["dolma"]
 
 

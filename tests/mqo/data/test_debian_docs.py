@@ -118,34 +118,35 @@ def _sevens(prefix):
 
 
 def _made(project, report=print):
-    data = prepare(project, "debian_docs", report=report)
-    documents = map(json.loads, data.text.read_text(encoding="utf-8").splitlines())
-    return data, {f"{document['source']} {document['id']}": document for document in documents}
+    folder, _ = prepare(project, "debian_docs", report=report)
+    text = (folder / "text.jsonl").read_text(encoding="utf-8")
+    documents = map(json.loads, text.splitlines())
+    return folder, {f"{document['source']} {document['id']}": document for document in documents}
 
 
 def test_english_prose_stays_and_what_repeats_goes(serve, project):
     serve({"manual": MANUAL, "pages": POD})
-    data, documents = _made(project)
+    folder, documents = _made(project)
     assert set(documents) == {
         "manual doc/manual/html/a.html",
         "manual doc/manual/html/c.html",
         "pages perl/pod/a.pod",
     }
-    assert data.documents == 3
+    assert json.loads((folder / "prepared.json").read_text())["documents"] == 3
     text = documents["manual doc/manual/html/c.html"]["text"]
     assert "miller turns 3 times" in text and "<p>" not in text
 
 
 def test_the_card_has_the_sources_and_the_folder_their_licenses(serve, project):
     served = serve({"manual": MANUAL, "pages": POD})
-    data, _ = _made(project)
-    card = (data.text.parent / "README.md").read_text(encoding="utf-8")
+    folder, _ = _made(project)
+    card = (folder / "README.md").read_text(encoding="utf-8")
     assert "2 packages" in card and "3 documents" in card and "21 tokens" in card
     [row] = [line for line in card.splitlines() if line.startswith("| manual ")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:4] == ["manual", "1-2", "GPL-2", "2"]
     assert cells[5:] == ["14", "66.7 %", sha256_of(served / "manual_1-2_all.deb")]
-    licenses = data.text.parent / "licenses"
+    licenses = folder / "licenses"
     assert (licenses / "manual").read_text() == "GPL-2 it is."
     assert (licenses / "pages").read_text() == "GPL-2, too."
 
@@ -154,9 +155,9 @@ def test_two_builds_are_equal_and_the_second_downloads_nothing(serve, project, t
     serve({"manual": MANUAL, "pages": POD})
     stamps, lines = [], []
     for _ in range(2):
-        data, _ = _made(project, lines.append)
-        stamps.append((data.text.parent / "prepared.json").read_text())
-        shutil.rmtree(data.text.parent)
+        folder, _ = _made(project, lines.append)
+        stamps.append((folder / "prepared.json").read_text())
+        shutil.rmtree(folder)
     assert stamps[0] == stamps[1]
     assert sum("Downloading" in line for line in lines) == 2
 

@@ -39,19 +39,18 @@ def _names(folder):
 
 
 def test_the_result_lies_where_it_says(project):
-    data = prepare(project, "wikipedia", report=print)
-    assert data.dataset == "wikipedia"
-    assert data.prefix == project.data / "wikipedia" / "wikipedia_text_document"
-    assert (data.vocab_size, data.documents, data.tokens) == (262, 2, 20)
-    assert (data.tokenizer / "tokenizer.json").is_file()
-    assert len(data.text.read_text(encoding="utf-8").splitlines()) == 2
-    assert all(data.prefix.with_name(data.prefix.name + end).is_file() for end in (".bin", ".idx"))
+    folder, contents = prepare(project, "wikipedia", report=print)
+    assert folder == project.data / "wikipedia"
+    assert contents == cached.Contents(documents=2, tokens=20, vocab_size=262)
+    assert (folder / "tokenizer/tokenizer.json").is_file()
+    assert len((folder / "text.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert all((folder / f"wikipedia_text_document.{end}").is_file() for end in ("bin", "idx"))
 
 
 def test_a_second_call_does_nothing_whatever_training_added_beside_the_index(project, monkeypatch):
     first = prepare(project, "wikipedia", report=print)
-    (first.prefix.parent / "cache").mkdir()
-    (first.prefix.parent / "cache" / "shuffle.npy").touch()
+    (first[0] / "cache").mkdir()
+    (first[0] / "cache" / "shuffle.npy").touch()
     monkeypatch.setattr(prepare_module, "build_index", None)
     monkeypatch.setattr(sample, "fetch", None)
     said = []
@@ -81,10 +80,11 @@ def _age(folder):
 @pytest.mark.parametrize("damage", [_truncate, _remove, _garble, _age])
 def test_data_that_is_not_as_stamped_is_made_again(project, damage):
     first = prepare(project, "wikipedia", report=print)
-    before = first.prefix.with_suffix(".bin").read_bytes()
+    index = first[0] / "wikipedia_text_document.bin"
+    before = index.read_bytes()
     damage(project.data / "wikipedia")
     assert prepare(project, "wikipedia", report=print) == first
-    assert first.prefix.with_suffix(".bin").read_bytes() == before
+    assert index.read_bytes() == before
     assert _names(project.data) == ["wikipedia"]
 
 
@@ -160,18 +160,13 @@ def test_dolma_is_prepared_from_the_mix(project, monkeypatch):
     mixed = [mix.Document(str(n), "novel", f"The miller met {n} bakers.") for n in range(3)]
     monkeypatch.setattr(mix, "documents", lambda cache, report: mixed)
     data = prepare(project, "dolma", report=print)
-    assert data.prefix == project.data / "dolma" / "dolma_text_document"
-    lines = [json.loads(line) for line in data.text.read_text(encoding="utf-8").splitlines()]
+    assert data[0] == project.data / "dolma"
+    text = (data[0] / "text.jsonl").read_text(encoding="utf-8")
+    lines = [json.loads(line) for line in text.splitlines()]
     assert lines == [dataclasses.asdict(document) for document in mixed]
     # The sources that a machine can get may change; data that was made stays.
     monkeypatch.setattr(mix, "documents", None)
     assert prepare(project, "dolma", report=print) == data
-
-
-def test_the_result_cannot_be_changed(project):
-    data = prepare(project, "wikipedia", report=print)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        data.tokens = 0
 
 
 def test_preparing_imports_no_torch_and_no_megatron():

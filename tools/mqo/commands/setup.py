@@ -26,5 +26,5 @@ def setup(dataset: Datasets = None) -> None:
     project = Project.here()
     ready_tree(project, Series.of_project(project), print, allow_edits=False)
     for name in dataset or ():
-        ready = prepare(project, name, report=print)
-        print(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
+        _, ready = prepare(project, name, report=print)
+        print(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {name}")

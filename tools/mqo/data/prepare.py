@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,23 +21,6 @@ DATASETS = (debian_docs.NAME, "dolma", "wikipedia")
 _RECIPE = 1
 
 
-@dataclass(frozen=True)
-class PreparedData:
-    """A dataset ready for training, and what `--data-path` and `--tokenizer-model` take.
-
-    `text` is a file of JSON lines, `tokenizer` a folder, `prefix` the path of the .bin/.idx pair
-    without its endings. `tokens` counts one end-of-document token per document.
-    """
-
-    dataset: str
-    text: Path
-    tokenizer: Path
-    prefix: Path
-    vocab_size: int
-    documents: int
-    tokens: int
-
-
 def _inputs(dataset: str) -> dict[str, str | int]:
     """Return what the outputs depend on; the stamp records it.
 
@@ -51,8 +33,8 @@ def _inputs(dataset: str) -> dict[str, str | int]:
     return made_of | {"vocab_size": size, "recipe": _RECIPE}
 
 
-def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
-    """Prepare `dataset` and return it; do nothing if it is ready.
+def prepare(project: Project, dataset: str, *, report: Say) -> tuple[Path, cached.Contents]:
+    """Prepare `dataset`, and return its folder and contents; do nothing if it is ready.
 
     It is in `project.data`, or in `project.own_data` if the former lacks it. `report` gets one line
     per step. Raises UnknownNameError for an unknown dataset, and DataError if a step fails.
@@ -64,9 +46,7 @@ def prepare(project: Project, dataset: str, *, report: Say) -> PreparedData:
         folder = project.own_data / dataset
         build = partial(_run_steps, project, dataset, report)
         contents = cached.ready(folder, inputs, build, report)
-    text, words, prefix = layout(folder, dataset)
-    counts = (contents.vocab_size, contents.documents, contents.tokens)
-    return PreparedData(dataset, text, words, prefix, *counts)
+    return folder, contents
 
 
 def _run_steps(project: Project, dataset: str, report: Say, folder: Path) -> cached.Contents:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mqo.data.own_text import TextFiles, bad_line, prepare_text, survey
 from mqo.data.pair_check import check_fit, check_prefix, is_there
-from mqo.data.prepare import prepare
+from mqo.data.prepare import layout, prepare
 from mqo.display import Say
 from mqo.errors import DataError, MissingError, OverlayError
 from mqo.extras import require
@@ -252,9 +252,11 @@ def ready_data(project: Project, experiment: Experiment, report: Say) -> RunData
     if given := RunData.given(experiment):
         report(f"data     : {given.prefix}")
         return given
-    ready = prepare(project, experiment.dataset.name, report=report)
-    report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {ready.dataset}")
-    return RunData(ready.tokenizer, ready.prefix, ready.vocab_size)
+    name = experiment.dataset.name
+    folder, ready = prepare(project, name, report=report)
+    report(f"data     : {ready.documents} documents, {ready.tokens:,} tokens of {name}")
+    _, tokenizer, prefix = layout(folder, name)
+    return RunData(tokenizer, prefix, ready.vocab_size)
 
 
 def text_note(project: Project, experiment: Experiment) -> str:
