@@ -20,24 +20,18 @@ def check_store(root: Path) -> None:
     """
     store = root / STORE
     if store.exists() and not store.is_dir():
-        raise OverlayError(
-            f"{store} is not a folder; nothing was changed",
-            expected="the folder of this tree's records, or none",
-            help="Move it away",
+        raise _refusal(
+            f"{store} is not a folder", "the folder of this tree's records, or none", "Move it away"
         )
     for path in (store, *(store / name for name in (*LOCK_FILES, JOURNAL, INCOMING))):
         if path.is_symlink():
-            raise OverlayError(
-                f"{path} is a symbolic link; nothing was changed",
-                expected="a file or folder of this tree",
-                help="Check where it leads, and remove it",
+            raise _refusal(
+                f"{path} is a symbolic link",
+                "a file or folder of this tree",
+                "Check where it leads, and remove it",
             )
         if path.name in (*LOCK_FILES, JOURNAL) and path.is_dir():
-            raise OverlayError(
-                f"{path} is a folder; nothing was changed",
-                expected="a file of mqo, or none",
-                help="Move it away",
-            )
+            raise _refusal(f"{path} is a folder", "a file of mqo, or none", "Move it away")
 
 
 def check_writable(root: Path, path: str) -> None:
@@ -45,25 +39,25 @@ def check_writable(root: Path, path: str) -> None:
     top = root.resolve()
     file = top / path
     if not is_contained(top, path):
-        raise OverlayError(
-            f"{root / path} leaves the tree, or passes a symbolic link; nothing was changed",
-            expected="a file of this tree",
-            help="Use --tree with the tree that the link leads to",
+        raise _refusal(
+            f"{root / path} leaves the tree, or passes a symbolic link",
+            "a file of this tree",
+            "Use --tree with the tree that the link leads to",
         )
     folder = nearest(file.parent)
     if file.is_dir() or not folder.is_dir() or folder.stat().st_dev != top.stat().st_dev:
-        raise OverlayError(
-            f"{file if file.is_dir() else folder} is in the way of {path}; nothing was changed",
-            expected="files in folders on the file system of the tree",
-            help="Move it away",
+        raise _refusal(
+            f"{file if file.is_dir() else folder} is in the way of {path}",
+            "files in folders on the file system of the tree",
+            "Move it away",
         )
     for target in (file, folder) if file.exists() else (folder,):
         # Check the mode for root, too, which the kernel would let through.
         if not target.stat().st_mode & 0o222 or not os.access(target, os.W_OK):
-            raise OverlayError(
-                f"{target} is read-only; nothing was changed",
-                expected="a writable tree, which the source of a run is not",
-                help="Change the tree that runs are made from, or see `ls -l`",
+            raise _refusal(
+                f"{target} is read-only",
+                "a writable tree, which the source of a run is not",
+                "Change the tree that runs are made from, or see `ls -l`",
             )
 
 
@@ -72,17 +66,13 @@ def check_records(root: Path, records: Iterable[str]) -> None:
     store = root / STORE
     for name in records:
         if not is_contained(store, name):
-            raise OverlayError(
-                f"{store / name} leaves .mqo, or passes a symbolic link; nothing was changed",
-                expected="a file of this tree",
-                help="Remove the link",
+            raise _refusal(
+                f"{store / name} leaves .mqo, or passes a symbolic link",
+                "a file of this tree",
+                "Remove the link",
             )
         if (store / name).is_dir():
-            raise OverlayError(
-                f"{store / name} is a folder; nothing was changed",
-                expected="a file, or none",
-                help="Move it away",
-            )
+            raise _refusal(f"{store / name} is a folder", "a file, or none", "Move it away")
 
 
 def refuse_clash(paths: Iterable[str]) -> None:
@@ -90,7 +80,10 @@ def refuse_clash(paths: Iterable[str]) -> None:
     written = set(paths)
     for path in written:
         if above := written.intersection(map(str, PurePosixPath(path).parents)):
-            raise OverlayError(
-                f"{path} and {min(above)} cannot both be files; nothing was changed",
-                expected="no file below another one",
+            raise _refusal(
+                f"{path} and {min(above)} cannot both be files", "no file below another one"
             )
+
+
+def _refusal(fault: str, expected: str, help: str = "") -> OverlayError:
+    return OverlayError(f"{fault}; nothing was changed", expected=expected, help=help)
