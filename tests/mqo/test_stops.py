@@ -160,7 +160,8 @@ def test_the_program_of_data_prepare_ends_with_it(place, tmp_path):
     if not text.exists():
         pytest.skip("the sample is not there: run `mqo setup`")
     corpus = tmp_path / "corpus.jsonl"
-    corpus.write_bytes(20 * text.read_bytes())
+    # Of 20 copies the command once ended, in 10 s, before it was stopped.
+    corpus.write_bytes(100 * text.read_bytes())
     words = ["data", "prepare", "jsonl", "--input", corpus, "--output", tmp_path / "mine"]
     words += ["--tokenizer", PROJECT.data / "wikipedia/tokenizer", "--workers", "2"]
     with begun(place, *MQO, *words) as command:
