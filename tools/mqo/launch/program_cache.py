@@ -62,7 +62,7 @@ class LazySource:
         self._ours = {path.relative_to(project.ours).as_posix(): path for path in paths}
 
     def digests(self) -> dict[str, str]:
-        """Return {path: SHA-256} of the copy's Python and TOML files, which it may lack yet."""
+        """Return {path: SHA-256} of the Python and TOML files of the copy, made or not."""
         with self._tree.reading("snapshot"):
             files = dict(edits(self._tree, **self._arguments).files)
             files |= {name: path.read_bytes() for name, path in self._ours.items()}
@@ -111,10 +111,10 @@ def ask_cached(
     Raises:
         RunError: it fails, or takes more than `limit_s`.
     """
-    name, words_read = Path(program).stem, [*words, options]
+    name = Path(program).stem
 
     def file_of(digests: Mapping[str, str]) -> Path:
-        return project.cache / name / f"{_key(digests, words_read, reads)}.json"
+        return project.cache / name / f"{_key(digests, [*words, options], reads)}.json"
 
     with suppress(UntrustedFileError):  # the cached file may be missing or truncated
         return read_json_object(file_of(source.digests()))

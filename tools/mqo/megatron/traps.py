@@ -1,6 +1,6 @@
 """Detect settings that would silently bypass quantization, before the first step.
 
-`args` are upstream's arguments; one that a release lacks is no trap.
+`args` are upstream's arguments; one that a release lacks has its default.
 """
 
 from argparse import Namespace

@@ -39,7 +39,7 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Edits:
-    """What a copy has in place of the tree's files, None for no file, and its sites' types."""
+    """The files that differ from the tree in a copy, None if removed, and the types of both."""
 
     files: Mapping[str, bytes | None]
     types: Mapping[str, str]
@@ -169,12 +169,9 @@ def _undone(tree: Tree, manifest: Manifest, rest: Series) -> dict[str, bytes | N
         )
     upstream = tree.upstream().files
     files = plan(rest, manifest.version, upstream, tree.pristine, only=touched)
-    return {
-        path: files[path].content
-        if path in files
-        else (tree.pristine(path) if path in upstream else None)
-        for path in touched
-    }
+    contents: dict[str, bytes | None] = dict.fromkeys(touched)
+    contents |= {path: tree.pristine(path) for path in touched if path in upstream}
+    return contents | {path: files[path].content for path in touched & files.keys()}
 
 
 def _refuse_unfinished(tree: Tree, manifest: Manifest) -> None:

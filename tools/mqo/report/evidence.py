@@ -35,7 +35,7 @@ class Spread:
 
     @property
     def deviation(self) -> float | None:
-        """Return the standard deviation; None if one value is not finite, or alone."""
+        """Return the standard deviation; None for one value, or if one is not finite."""
         finite = len(self.values) > 1 and all(map(math.isfinite, self.values))
         return statistics.stdev(self.values) if finite else None
 
