@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 from mqo.launch import convert
-from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, resolve
+from mqo.megatron.run.files import TRACKER
 from mqo.runs import KD_LOSS, TRAIN_LOSS, VALID_LOSS
 
 pytest.importorskip("torch")

@@ -4,9 +4,10 @@ import os
 
 import pytest
 from mqo.errors import CheckpointError, ConvertError
-from mqo.launch.checkpoints import TRACKER, require_tracker
+from mqo.launch.checkpoints import require_tracker
 from mqo.launch.evaluation import text
 from mqo.launch.forward_pass import SavedModel
+from mqo.megatron.run.files import TRACKER
 
 ODD = (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path))
 

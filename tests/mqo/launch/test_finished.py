@@ -6,10 +6,10 @@ import json
 import pytest
 from mqo.commands import train_config
 from mqo.errors import RunError
-from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, resolve
 from mqo.launch.finished import FILE, MANIFEST, finished, note_finished, started_from
 from mqo.launch.folder import create
+from mqo.megatron.run.files import TRACKER
 from mqo.recipes import recipe as recipes
 
 STEPS = 8  # of `tiny`

@@ -5,8 +5,8 @@ from dataclasses import asdict
 
 import pytest
 from mqo.launch import inputs
-from mqo.launch.checkpoints import TRACKER
 from mqo.launch.inputs import Inputs
+from mqo.megatron.run.files import TRACKER
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from mqo.errors import CheckpointError, ConvertError, LayoutError, MqoError, UnknownNameError
 from mqo.launch import arguments, plan, preview
-from mqo.launch.checkpoints import TRACKER
 from mqo.launch.command import from_shell
 from mqo.launch.config import Cluster, Placement, resolve
 from mqo.launch.layout import check_layout
@@ -16,6 +15,7 @@ from mqo.launch.machine import Machine, imagined
 from mqo.launch.plan import decides, layout_of, plan_layout, saved_layout
 from mqo.launch.prepare import check_config
 from mqo.matrix import generate, tables
+from mqo.megatron.run.files import TRACKER
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
 from mqo.scale.choose import Workload, measure

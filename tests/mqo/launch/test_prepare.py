@@ -5,9 +5,9 @@ import struct
 import pytest
 from mqo.data.pair_check import HEADER, MAGIC
 from mqo.errors import DataError, EditedError, LayoutError, OverlayError
-from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, resolve
 from mqo.launch.prepare import check_config, note_checkpoint, ready_tree
+from mqo.megatron.run.files import TRACKER
 from mqo.overlay.series import Series
 from mqo.project import Project
 

@@ -13,13 +13,13 @@ import pytest
 from mqo.errors import DiskFullError, RunError
 from mqo.launch import run as launch
 from mqo.launch.checkpoint_lock import LockLostError
-from mqo.launch.checkpoints import TRACKER
 from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.folder import create
 from mqo.launch.machine import imagined
 from mqo.launch.plan import layout_of
 from mqo.launch.prepare import RunData
 from mqo.launch.source import PROGRAM
+from mqo.megatron.run.files import TRACKER
 from mqo.overlay.snapshot import Snapshot
 from mqo.overlay.tree import Tree
 from mqo.project import Project

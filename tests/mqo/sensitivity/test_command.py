@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 from mqo.errors import CheckpointError
-from mqo.launch.checkpoints import TRACKER
+from mqo.megatron.run.files import TRACKER
 from mqo.sensitivity import measure
 
 pytest.importorskip("matplotlib")

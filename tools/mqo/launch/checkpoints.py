@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import CheckpointError, MqoError
-from mqo.megatron.run.files import MOST_DIGITS, iteration_folder, iteration_of
-from mqo.megatron.run.files import RELEASE as RELEASE
-from mqo.megatron.run.files import TRACKER as TRACKER
+from mqo.megatron.run.files import MOST_DIGITS, RELEASE, TRACKER, iteration_folder, iteration_of
 from mqo.program import ask
 from mqo.untrusted import Limit, check_file, list_folder, read_text, reading
 

@@ -19,7 +19,7 @@ from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of, is_f
 from mqo.extras import require
 from mqo.launch import hf_tokenizer, model_card
 from mqo.launch.architecture import architecture_flags
-from mqo.launch.checkpoints import TRACKER, require_tracker, tracked
+from mqo.launch.checkpoints import require_tracker, tracked
 from mqo.launch.families import family_of_shape
 from mqo.launch.families.nemotron_h import NEMOTRON_H
 from mqo.launch.flags import DTYPES, platform_flags
@@ -36,6 +36,7 @@ from mqo.launch.machine import Machine
 from mqo.launch.published_args import Argument, check_published
 from mqo.launch.size import check_size
 from mqo.matrix.tables import Dtype, Shape
+from mqo.megatron.run.files import TRACKER
 from mqo.megatron.run.gpt_blocks import FRESH, as_gpt, given_pattern
 from mqo.output import target_of
 from mqo.process import temporary_folder

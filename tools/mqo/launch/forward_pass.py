@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import CheckpointError, FormatError, PluginError
-from mqo.launch.checkpoints import TRACKER, describe, require_files, require_tracker
+from mqo.launch.checkpoints import describe, require_files, require_tracker
 from mqo.launch.hf_source import refuse_hf_folder
 from mqo.launch.origin import is_own
 from mqo.launch.own_formats import declare_formats, used_formats
 from mqo.launch.own_types import OwnTypes
 from mqo.launch.plugins import RunPlugin, declare_rows, labels, plugins_of, used
 from mqo.matrix import tables
+from mqo.megatron.run.files import TRACKER
 from mqo.overlay.tree import Tree
 from mqo.project import Project
 from mqo.quant.formats import ATTENTION_BACKWARD, QUANT_TYPES

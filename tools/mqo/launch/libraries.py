@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 
 from mqo.errors import MqoError
-from mqo.launch.checkpoints import TRACKER, describe, newest
+from mqo.launch.checkpoints import describe, newest
 from mqo.launch.command import flag_table
-from mqo.megatron.run.files import MODELOPT_STATE, iteration_folder
+from mqo.megatron.run.files import MODELOPT_STATE, TRACKER, iteration_folder
 from mqo.megatron.transformer_engine import releases
 from mqo.quant import formats
 

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError
-from mqo.launch.checkpoints import RELEASE
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.folder import environment_of
 from mqo.launch.hf_config import dtype_of_args
 from mqo.launch.hf_tokenizer import read_json
 from mqo.launch.libraries import MODELOPT, library_labels
 from mqo.launch.naming import own_data
-from mqo.megatron.run.files import MODELOPT_FORMAT
+from mqo.megatron.run.files import MODELOPT_FORMAT, RELEASE
 from mqo.overlay.tree import release_in
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder, training_losses
 from mqo.untrusted import METADATA, read_safetensors_header, read_text

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import CheckpointError, LayoutError, MqoError
-from mqo.launch.checkpoints import RELEASE, TRACKER, tracked
+from mqo.launch.checkpoints import tracked
 from mqo.launch.command import flag_words, read_flags
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.convert import checkpoint_arguments
@@ -20,6 +20,7 @@ from mqo.launch.machine import Machine
 from mqo.launch.options import schedules
 from mqo.matrix import layer_pattern
 from mqo.matrix.tables import NONE
+from mqo.megatron.run.files import RELEASE, TRACKER
 from mqo.quant import formats
 from mqo.scale.choose import Fit, Workload, choose, measure
 from mqo.scale.devices import gib, usable

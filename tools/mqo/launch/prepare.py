@@ -12,7 +12,7 @@ from mqo.display import Say
 from mqo.errors import DataError, MissingError, OverlayError
 from mqo.extras import require
 from mqo.launch import engine
-from mqo.launch.checkpoints import TRACKER, newest, require_tracker, saved
+from mqo.launch.checkpoints import newest, require_tracker, saved
 from mqo.launch.config import Experiment, RunConfig
 from mqo.launch.effects import check_effects
 from mqo.launch.flags import RunData, length
@@ -25,6 +25,7 @@ from mqo.launch.plan import decides
 from mqo.launch.source import DISTILLER, ready_checkout
 from mqo.launch.upstream_flags import check_flags
 from mqo.matrix import tables
+from mqo.megatron.run.files import TRACKER
 from mqo.overlay.apply import Applied, apply, refuse_edits
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree

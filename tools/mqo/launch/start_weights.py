@@ -12,10 +12,10 @@ from filelock import FileLock
 
 from mqo.display import Say
 from mqo.errors import MissingError, MqoError
-from mqo.launch.checkpoints import TRACKER
 from mqo.launch.command import flag_words
 from mqo.launch.convert import hf_to_megatron
 from mqo.launch.hf_source import CONFIG, check_hf_folder
+from mqo.megatron.run.files import TRACKER
 from mqo.project import Project
 from mqo.untrusted import sha256_of
 
