@@ -5,7 +5,7 @@ or replays them, leaves them out, or ends in one paragraph.
 import json
 
 import pytest
-from mqo.launch import folder, rerun
+from mqo.launch import rerun
 from mqo.report import pictures
 
 from .damage import attempt, stop
@@ -29,10 +29,7 @@ def two_runs(tmp_path, monkeypatch):
     # A replay ends where its training would begin, and has its folder in the test's place.
     monkeypatch.setattr(rerun, "train", stop)
     monkeypatch.setattr(rerun, "create", lambda _, title: create(tmp_path / "made replays", title))
-    # What takes long: to ask for all packages, and to draw each picture in three formats.
-    known = folder.packages()
-    monkeypatch.setattr(folder, "packages", lambda: known)
-    monkeypatch.setattr(rerun, "packages", lambda: known)
+    # What takes long: to draw each picture in three formats.
     monkeypatch.setattr(pictures, "FORMATS", ("png",))
     made = tmp_path / "made"
     return other, [

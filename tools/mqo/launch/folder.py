@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import BaseModel, Field
 
@@ -54,7 +55,7 @@ def write_facts(
         "cores": os.cpu_count(),
         "commit": Project.here().commit(),
         "variables": dict(env),
-        "packages": packages(),
+        "packages": dict(packages()),
         "inputs": asdict(Inputs.read_by(command)),
     }
     folder.environment.write_text(json.dumps(facts, indent=1), encoding="utf-8")
@@ -71,7 +72,8 @@ def loaded_packages(run: RunFolder) -> dict[str, str] | None:
 
 
 @cache  # reading the metadata of hundreds takes 0.1 s
-def packages() -> dict[str, str]:
+def packages() -> Mapping[str, str]:
     """Return {name: version} of the installed packages."""
     read = (distribution.metadata for distribution in importlib.metadata.distributions())
-    return dict(sorted((metadata["Name"], metadata["Version"]) for metadata in read))
+    versions = sorted((metadata["Name"], metadata["Version"]) for metadata in read)
+    return MappingProxyType(dict(versions))

@@ -485,7 +485,7 @@ SCRIPT_TYPES = (NONE, *(name for name, row in formats.FORMATS.items() if row.scr
 
 
 @functools.cache
-def models() -> dict[str, Model]:
+def models() -> Mapping[str, Model]:
     """Return all models, by name."""
     return _rows(Model, "models.toml")
 
@@ -496,24 +496,24 @@ def script_models() -> dict[str, Model]:
 
 
 @functools.cache
-def datasets() -> dict[str, Dataset]:
+def datasets() -> Mapping[str, Dataset]:
     """Return all datasets, by name."""
     return _rows(Dataset, "datasets.toml")
 
 
 @functools.cache
-def trainings() -> dict[str, Training]:
+def trainings() -> Mapping[str, Training]:
     """Return all training configurations, by name."""
     return _rows(Training, "training.toml")
 
 
-def modes() -> dict[str, Mode]:
+def modes() -> Mapping[str, Mode]:
     """Return all modes, by name: each family in modes.toml with each type."""
     return _modes(quant_types())
 
 
 @functools.cache
-def _modes(types: tuple[str, ...]) -> dict[str, Mode]:
+def _modes(types: tuple[str, ...]) -> Mapping[str, Mode]:
     """Return the modes while `types` are those that a mode may name."""
     result: dict[str, Mode] = {}
     for family in families():

@@ -6,6 +6,7 @@ be imported.
 
 import functools
 import importlib.util
+from collections.abc import Mapping
 from typing import Any
 
 from torch.nn import Module, Parameter
@@ -97,7 +98,7 @@ def split_size(module: Any) -> tuple[int, int] | None:
 
 
 @functools.cache
-def source_types() -> dict[str, str]:
+def source_types() -> Mapping[str, str]:
     """Return the types of the linear sites in the source of upstream's linear layers."""
     spec = importlib.util.find_spec("megatron.core.tensor_parallel.layers")
     assert spec is not None and spec.origin is not None

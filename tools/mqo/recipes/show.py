@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from mqo.matrix.tables import NONE, Model
@@ -58,7 +58,7 @@ def list_lines(recipes: Iterable[Recipe]) -> Iterator[str]:
                 )
 
 
-def recipe_lines(recipe: Recipe, models: dict[str, Model]) -> Iterator[str]:
+def recipe_lines(recipe: Recipe, models: Mapping[str, Model]) -> Iterator[str]:
     """Yield the text lines of a recipe; unquantized blocks are listed for each of `models`."""
     yield from _wrapped(recipe.label, recipe.summary)
     yield from _wrapped("source", recipe.source)
@@ -126,7 +126,7 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return _name(row), *(row.get(key, "") for key in keys), "" if gain == 1.0 else str(gain)
 
 
-def _rule(recipe: Recipe, rule: Rule, models: dict[str, Model]) -> Iterator[str]:
+def _rule(recipe: Recipe, rule: Rule, models: Mapping[str, Model]) -> Iterator[str]:
     yield from _wrapped("rule", f"{_layers_of(rule)} {_becomes(recipe, rule)}")
     if not rule.is_of_ends:
         return

@@ -159,7 +159,7 @@ def _is_readable(path: str) -> bool:
 
 
 @functools.cache
-def upstream_parser() -> dict[str, Action]:
+def upstream_parser() -> Mapping[str, Action]:
     """Return {name: action} of upstream's parser."""
     from megatron.training import arguments
 
@@ -169,7 +169,7 @@ def upstream_parser() -> dict[str, Action]:
 
 
 @functools.cache
-def all_kinds() -> dict[str, Kind]:
+def all_kinds() -> Mapping[str, Kind]:
     """Return {argument: kind} for the arguments that programs read from a checkpoint."""
     table, parser = read_table(), upstream_parser()
     names = (table.taken | table.read | table.unsupported) & parser.keys()

@@ -4,7 +4,7 @@ import ast
 import functools
 import inspect
 import linecache
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ def source_of(thing: Any) -> str:
 
 
 @functools.cache
-def _classes(file: str) -> dict[str, tuple[int, int | None]]:
+def _classes(file: str) -> Mapping[str, tuple[int, int | None]]:
     """Return the line range of each top-level class in a file, including decorators."""
     tree = ast.parse("".join(linecache.getlines(file)))
     ranges = {}

@@ -1,6 +1,7 @@
 """Quantize a tensor of a Transformer Engine layer for the two GEMMs that use it."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -69,7 +70,7 @@ class Operand:
 
 
 @functools.cache
-def _gemms(operand: str) -> dict[str, tuple[str, str]]:
+def _gemms(operand: str) -> Mapping[str, tuple[str, str]]:
     """Return {direction: (site, method)} of the linear GEMMs that use an operand."""
     gemms = {}
     for site in SITES.values():
