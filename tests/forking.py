@@ -20,8 +20,10 @@ from mqo import process
 from mqo.launch.machine import torch_cuda
 
 # What these variables say is read when torch and other packages are loaded, in the server.
-ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"} | {
-    f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")
+ENVIRONMENT = {
+    **{"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+    **{f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")},
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",  # a process with threads cannot be forked
 }
 OPTIONS = ("-I", "-u", "-W", "ignore")
 IMPORTS_TORCH = re.compile(

@@ -75,6 +75,9 @@ def test_it_finds_what_a_fresh_process_finds(program, tmp_path, options):
         ("import os; os.abort()", -6),
         ("import atexit; atexit.register(print, 'at the end')", 0),
         ("import threading; threading.Timer(0, print, ('late',)).start()", 0),
+        ("import os; file = os.fdopen(os.dup(1), 'w'); file.write('never closed')", 0),
+        ("import sys; sys.exit(259)", 3),
+        ("raise KeyboardInterrupt", -2),
     ],
 )
 def test_it_ends_as_a_fresh_process_ends(program, text, code):
