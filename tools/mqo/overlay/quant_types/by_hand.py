@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import re
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -187,15 +188,22 @@ def _twins(tree: ast.Module) -> dict[str, str]:
     """Return {name of a copy: name of the earlier definition that it equals}."""
     twins: dict[str, str] = {}
     definitions = [node for node in tree.body if isinstance(node, _Definition)]
+    shapes = {node: _shape(node) for node in definitions}
     grows = True
     while grows:
         grows = False
         for index, node in enumerate(definitions):
             for earlier in definitions[:index]:
                 is_new = node.name not in twins and earlier.name not in twins
-                if is_new and _as(node, earlier.name, twins) == _as(earlier, earlier.name, twins):
+                may_be = is_new and shapes[earlier] == shapes[node]
+                if may_be and _as(node, earlier.name, twins) == _as(earlier, earlier.name, twins):
                     twins[node.name], grows = earlier.name, True
     return twins
+
+
+def _shape(node: _Definition) -> str:
+    """Return the code of a definition without names: that of copies is equal."""
+    return re.sub(r"\b(id|name)='\w+'", "", _as(node, node.name, {}))
 
 
 def _as(node: _Definition, name: str, twins: dict[str, str]) -> str:
