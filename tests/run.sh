@@ -15,8 +15,9 @@ for argument in "$@"; do
     fi
 done
 python=$(python3 "$root/tools/bootstrap.py")
+"$python" "$root/tests/get_packages.py" &
 "$python" -m mqo setup --dataset wikipedia --dataset dolma
-"$python" "$root/tests/get_packages.py"
+wait $!
 cd "$root"
 # Two processes that share the cores must not spin while they wait for one another.
 export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-PASSIVE}

@@ -133,7 +133,7 @@ def _install() -> None:
     constraints.write_text("".join(_constraints()))
     _say("installing pinned packages; the first time this takes a few minutes")
     command = [str(PYTHON), "-m", "pip", "install", "--disable-pip-version-check"]
-    command += ["--progress-bar", "off", "--constraint", str(constraints)]
+    command += ["--progress-bar", "off", "--no-compile", "--constraint", str(constraints)]
     command += ["--editable", f"{ROOT}[train,report,modelopt,dev]"]
     pip = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     output = []
@@ -154,6 +154,9 @@ def _install() -> None:
             " ".join(line.strip() for line in errors[-3:]),
             "Check the network, the free space and `pip config list`, then repeat the command.",
         )
+    # As pip would, but on all cores. It fails for files in other versions of the language.
+    command = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")]
+    subprocess.run(command, capture_output=True)
 
 
 def _constraints() -> list[str]:
