@@ -13,7 +13,7 @@ from .real_runs import continued, losses
 STEPS = ("--train-samples", "24", "--global-batch-size", "4", "--save-interval", "2")
 SHARDED = ("--use-distributed-optimizer",)
 MODELS = [
-    pytest.param("llama32-1b", (), marks=pytest.mark.slow),
+    pytest.param("llama32-1b", (), marks=pytest.mark.heavy),
     pytest.param("deepseek2_lite", (), marks=pytest.mark.slow),
     pytest.param("llama31-8b", SHARDED, marks=pytest.mark.heavy),
     pytest.param("deepseek2_lite", SHARDED, marks=pytest.mark.heavy),
