@@ -17,6 +17,7 @@ from mqo.megatron.run.errors import InferenceError, SavedError
 from mqo.megatron.run.guard import GuardError
 from mqo.megatron.run.isolated import machine_memory
 from mqo.megatron.run.ranks import with_group
+from mqo.megatron.run.start import quicken_sources
 from mqo.megatron.run.unpickle import CheckpointError, typed_errors
 from torch import nn
 
@@ -26,6 +27,8 @@ from .gpt.model_provider import model_provider
 _TYPED = (InferenceError, CheckpointError, GuardError)
 _TRAINING_BYTES = 18  # upstream's count per parameter
 _GIB = 1 << 30
+
+quicken_sources()  # before the programs make upstream's parser
 
 
 def build(args: Namespace) -> nn.Module:
