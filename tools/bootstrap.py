@@ -57,6 +57,7 @@ def ensure() -> None:
             _require_python()
             _create()
             _install()
+            _compile()
             STAMP.write_text(_fingerprint())
 
 
@@ -154,9 +155,20 @@ def _install() -> None:
             " ".join(line.strip() for line in errors[-3:]),
             "Check the network, the free space and `pip config list`, then repeat the command.",
         )
-    # As pip would, but on all cores. It fails for files in other versions of the language.
+
+
+def _compile() -> None:
+    """Compile the packages as pip would, but on all cores; files that cannot be compiled stay."""
     command = [str(PYTHON), "-m", "compileall", "-q", "-j", "0", str(VENV / "lib")]
-    subprocess.run(command, capture_output=True)
+    compiler = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        compiler.wait()
+    finally:
+        if compiler.poll() is None:
+            os.killpg(compiler.pid, signal.SIGTERM)  # its workers would wait forever
+            compiler.wait()
 
 
 def _constraints() -> list[str]:
