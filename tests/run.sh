@@ -15,8 +15,9 @@ for argument in "$@"; do
     fi
 done
 python=$(python3 "$root/tools/bootstrap.py")
-"$python" "$root/tests/get_packages.py" &
-"$python" -m mqo setup --dataset wikipedia --dataset dolma
+"$python" -m mqo setup --dataset wikipedia --dataset dolma &
+trap 'kill $! 2>/dev/null' EXIT # an interrupt does not reach what runs in the background
+"$python" "$root/tests/get_packages.py"
 wait $!
 cd "$root"
 # Two processes that share the cores must not spin while they wait for one another.
