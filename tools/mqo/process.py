@@ -26,6 +26,10 @@ GRACE_S = 15
 SAME_REQUEST_S = 2
 
 
+class Stop(SystemExit):
+    """A stop signal, which other code than a command's own must not take for an error."""
+
+
 @dataclass
 class _Stops:
     """The state of stop signals: `held` counts the blocks that may not be interrupted."""
@@ -64,7 +68,7 @@ def drop_output() -> None:
 def stops_raise() -> Iterator[None]:
     """Make Ctrl-C, SIGTERM and SIGHUP unwind the stack, so that everything is cleaned up.
 
-    SIGINT raises KeyboardInterrupt, the others SystemExit. An ignored signal, as under
+    SIGINT raises KeyboardInterrupt, the others Stop. An ignored signal, as under
     `nohup`, stays ignored. Does nothing inside another such block, or outside the main thread.
     """
     if _stops.installed or threading.current_thread() is not threading.main_thread():
@@ -90,7 +94,7 @@ def _stop(signum: int, frame: object) -> None:
     now = time.monotonic()
     if now - _stops.raised_at > SAME_REQUEST_S:
         _stops.raised_at = now
-        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
+        raise KeyboardInterrupt if signum == signal.SIGINT else Stop(128 + signum)
 
 
 @contextmanager

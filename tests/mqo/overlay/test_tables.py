@@ -5,6 +5,7 @@ and exit code 2, and nothing is changed.
 import contextlib
 import io
 import shutil
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -168,6 +169,21 @@ PATCHES = {
 def test_a_codemod_that_is_nonsense(unchanged, what):
     content, *parts = PATCHES[what]
     unchanged("patches/new_engine.py", content, *parts, commands=[["apply"]])
+
+
+STOPPED = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\n"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [STOPPED, CODEMOD.replace("def uses(source):", f"def uses(source):\n    exec({STOPPED!r})")],
+    ids=["patch", "rule"],
+)
+def test_a_signal_while_a_patch_runs_is_no_error_of_the_patch(mini, tmp_path, content):
+    (mini.patches / "new_engine.py").write_text(content)
+    before = contents(tmp_path)
+    assert said(tmp_path, "apply") == (128 + signal.SIGTERM, "")
+    assert contents(tmp_path) == before
 
 
 EDITS = {

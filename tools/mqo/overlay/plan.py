@@ -10,6 +10,7 @@ from mqo.overlay.codemod import apply_codemod
 from mqo.overlay.drift import nearest_names
 from mqo.overlay.edits import covers
 from mqo.overlay.series import Entry, Series
+from mqo.process import Stop
 
 Read = Callable[[str], bytes]
 
@@ -107,7 +108,7 @@ def _plan_entry(
             f"{error.expected}; known good: megatron-core {series.supported or 'of any version'}"
         )
         raise DriftError(error.found, expected=known, help=error.help) from error
-    except MqoError:
+    except (MqoError, Stop):
         raise
     except (Exception, SystemExit) as error:  # the patch and its rule are the user's code
         raise entry.failure(f"fails ({type(error).__name__}: {error})") from error

@@ -18,6 +18,7 @@ from mqo.overlay.codemod import Codemod
 from mqo.overlay.edits import Edit, FileEdits, covers
 from mqo.overlay.runtime import FOLDER
 from mqo.overlay.schema import build, check_specifier, check_text, read_table, refusal
+from mqo.process import Stop
 from mqo.project import Project
 
 SCHEMA = 1
@@ -81,6 +82,8 @@ class Entry:
         try:
             code = compile(self.source.read_bytes(), str(self.source), "exec")
             exec(code, module.__dict__)
+        except Stop:
+            raise
         except (Exception, SystemExit) as error:
             raise self.failure(f"fails ({type(error).__name__}: {error})") from error
         return module
