@@ -12,13 +12,14 @@ import pytest
 from .vendored_tree import PROJECT
 
 PROGRAM = """
-import signal, sys
+import pathlib, sys
 sys.path.insert(0, sys.argv[1])
 import bootstrap
-bootstrap.PYTHON = sys.argv[2]
-for stop in bootstrap.STOPS:
-    signal.signal(stop, lambda number, _: sys.exit(128 + number))
-bootstrap._compile()
+bootstrap.PYTHON = pathlib.Path(sys.argv[2])
+bootstrap.ROOT = bootstrap.PYTHON.parent
+bootstrap._is_ready = lambda: False
+bootstrap._create = bootstrap._install = lambda: None
+bootstrap.ensure()
 """
 COMPILER = """#!/bin/sh
 sleep 1000 &
