@@ -71,15 +71,15 @@ def test_what_is_unquantized_reads_nothing():
 
 
 def test_readers_are_types_and_sites():
-    mx = [name for name, row in FORMATS.items() if row.is_mx]
-    assert readers("block") == (mx, list(SITES), False)
+    mx = tuple(name for name, row in FORMATS.items() if row.is_mx)
+    assert readers("block") == (mx, tuple(SITES), False)
     assert readers("scale_rule", "rceil") == readers("block")
-    two_levels = [name for name, row in FORMATS.items() if row.scale == "two-level"]
-    assert readers("scale_rule", "four-over-six-mae") == (two_levels, list(SITES), False)
-    assert readers("smooth_key")[1] == ["qk", "qk_recompute", "dq"]
-    assert readers("save_activations")[1] == ["fprop"]
-    assert readers("cache_weights")[1] == ["fprop", "dgrad"]
-    assert readers("seed") == (list(FORMATS), list(SITES), True)
+    two_levels = tuple(name for name, row in FORMATS.items() if row.scale == "two-level")
+    assert readers("scale_rule", "four-over-six-mae") == (two_levels, tuple(SITES), False)
+    assert readers("smooth_key")[1] == ("qk", "qk_recompute", "dq")
+    assert readers("save_activations")[1] == ("fprop",)
+    assert readers("cache_weights")[1] == ("fprop", "dgrad")
+    assert readers("seed") == (tuple(FORMATS), tuple(SITES), True)
 
 
 def test_a_ruled_layer_uses_the_defaults_of_its_type():

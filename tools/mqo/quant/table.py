@@ -4,6 +4,7 @@ An option that does not change the table has no effect, and the launcher refuses
 needs only the standard library: `mqo`, which does not import torch, loads it by path.
 """
 
+import functools
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from mqo.quant.formats import FORMATS, NONE, SCALE_RULES_OF, SITES, GemmSite
 from mqo.quant.layer_rules import Assigned
 from mqo.quant.operand_table import PLAIN, WGRAD
 from mqo.quant.options import OPTIONS
+from mqo.quant.plugins import registrations
 from mqo.quant.quant_config import QuantConfig
 from mqo.quant.spec import OperandSpec
 
@@ -220,12 +222,20 @@ def unread_rows(config: QuantConfig, layers: Layers | None = None) -> list[tuple
     return keys
 
 
-def readers(name: str, value: Any = None) -> tuple[list[str], list[str], bool]:
+def readers(name: str, value: Any = None) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
     """Return the formats and the sites that use an option, and whether only random draws do.
 
     `value` is that of the option: only some formats have a scale rule.
     """
-    chosen = {} if name != "scale_rule" or value is None else {name: value}
+    return _readers(name, value if name == "scale_rule" else None, registrations())
+
+
+@functools.cache
+def _readers(
+    name: str, scale_rule: str | None, _: int
+) -> tuple[tuple[str, ...], tuple[str, ...], bool]:
+    """Return `readers`, which tries the option with each format at each site: it is slow."""
+    chosen: dict[str, Any] = {"scale_rule": scale_rule} if scale_rule else {}
     by_rounding: dict[bool, set[tuple[str, str]]] = {}
     for stochastic in (False, True):
         rounding = "stochastic" if stochastic else None
@@ -237,7 +247,7 @@ def readers(name: str, value: Any = None) -> tuple[list[str], list[str], bool]:
         }
     pairs = by_rounding[False] or by_rounding[True]
     kinds, sites = ({pair[i] for pair in pairs} for i in (0, 1))
-    listed = [k for k in FORMATS if k in kinds], [s for s in SITES if s in sites]
+    listed = tuple(k for k in FORMATS if k in kinds), tuple(s for s in SITES if s in sites)
     return *listed, not by_rounding[False]
 
 
