@@ -115,12 +115,11 @@ REASONS = {
         f"{Q}config.py::load",
         f"{PTQ}find_source x2",
         f"{PTQ}write",
-        "Megatron-LM/tools/check_run.py::",
-        "Megatron-LM/tools/simulate.py::main",
-        f"{T}overlay/verify/forward.py::_result x2",
+        f"{R}answer.py::loaded",
+        f"{R}answer.py::main x2",
         f"{T}perf/trace.py::read x3",
-        f"{T}program.py::Program._exit_code x2",
-        f"{T}program.py::Program.wait x3",
+        f"{T}program.py::_exit_code x2",
+        f"{T}program.py::run_program x3",
         f"{T}program.py::ask x2",
         f"{T}launch/origin.py::_key",
         f"{T}sweep/state.py::SweepFolder.held",
@@ -190,9 +189,6 @@ REASONS = {
     ],
     "a regular file of a bounded size, which is checked in the same function": [
         f"{Q}plugin_modules.py::_read",
-    ],
-    "a text in the words of a program, from a file that the launcher has read": [
-        f"{Q}own_formats.py::declare_rows",
     ],
     "a text in a checkpoint, of a bounded size": [
         f"{R}plugin_states.py::load_states",

@@ -2,7 +2,7 @@
 
 import pytest
 from mqo.errors import DataError, RunError
-from mqo.program import Advance, ask, run_program
+from mqo.program import Advance, ask, call, run_program
 
 
 @pytest.fixture
@@ -74,3 +74,24 @@ while not seen.exists():
 def test_a_program_that_ends_without_its_result_is_named(program):
     with pytest.raises(RunError, match=r"tools/one\.py ended without a result"):
         ask(program("sys.exit(0)"), [])
+
+
+def test_a_function_gets_a_request_in_the_types_of_its_parameters(program, tmp_path):
+    path = program("def put(at: Path, *, n: int = 1): return [at.name, type(n).__name__]")
+    assert call(path, "put", {"at": tmp_path / "one", "n": "3"}) == ["one", "int"]
+    with pytest.raises(RunError, match=r"tools/one\.py ended .*"):
+        call(path, "put", {"at": tmp_path, "n": "three"})
+
+
+def test_a_correctable_error_of_a_function_is_the_error_that_was_named(program):
+    text = """
+class CheckpointError(RuntimeError):
+    pass
+
+def fail(kind: str):
+    raise CheckpointError("the index is damaged") if kind == "known" else KeyError("a bug")
+"""
+    with pytest.raises(DataError, match=r"^the index is damaged\.$"):
+        call(program(text), "fail", {"kind": "known"}, error=DataError)
+    with pytest.raises(RunError, match=r"tools/one\.py ended with exit code 1: KeyError: 'a bug'"):
+        call(program(text), "fail", {"kind": "other"}, error=DataError)

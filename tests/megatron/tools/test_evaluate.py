@@ -111,9 +111,8 @@ def test_documents_are_text_without_their_ends_and_no_more_are_read(program, mon
 
     monkeypatch.setattr(program, "chosen_texts", lambda *_: [program.Text("a text", documents())])
     tokenizer = Namespace(eod=0, detokenize=lambda ids: "".join(map(str, ids)))
-    args, given = Namespace(padded_vocab_size=4), Namespace(limit=2)
-    assert list(program.documents(args, given, tokenizer)) == ["12", "3"]
+    args, choice = Namespace(padded_vocab_size=4), program.Choice()
+    assert list(program.documents(args, choice, 2, tokenizer)) == ["12", "3"]
     assert len(read) == 2
-    given.limit = None
     with pytest.raises(SavedError, match="a text has the token 9"):
-        list(program.documents(args, given, tokenizer))
+        list(program.documents(args, choice, None, tokenizer))

@@ -15,16 +15,16 @@ def asked(vendored, checkout_with, tmp_path, monkeypatch):
     project = checkout_with(cache=tmp_path / "cache")
     ran = []
 
-    def ask(program, words, **rest):
+    def call(program, *request, **rest):
         ran.append(program)
         return {"size": program.stat().st_size}
 
-    monkeypatch.setattr(program_cache, "ask", ask)
+    monkeypatch.setattr(program_cache, "call", call)
 
     def answer(make=lambda source: source):
         series = Series.of_project(project)
         with source_of(project, vendored, series, config(), PROGRAM) as source:
-            return ask_cached(project, make(source), PROGRAM, [], limit_s=9, help="")
+            return ask_cached(project, make(source), PROGRAM, "measure", {}, limit_s=9, help="")
 
     return answer, ran
 

@@ -7,7 +7,6 @@ fault stops both with the same message.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,14 +144,14 @@ def _facts(
     """
     experiment = config.experiment
     data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
+    processes = str(config.placement.cluster.processes)
     folder, uses_engine = RunFolder(Path("RUN")), engine.is_asked(experiment.extra_flags)
     request = {
         "flags": megatron_flags(config, machine, data, folder, Path("INDICES")),
         "model_flags": coverage.one_process_flags(config, vocabulary_flags(experiment)),
-        "processes": config.placement.cluster.processes,
         "distills": experiment.teacher is not None,
         "is_cpu": not machine.has_cuda,
-        "variables": validated_variables(experiment.extra_flags),
+        "variables": {**validated_variables(experiment.extra_flags), "WORLD_SIZE": processes},
         # Without the run's own packages Transformer Engine would seem to be missing.
         "python_path": os.environ.get("PYTHONPATH", "") if uses_engine else "",
     }
@@ -166,7 +165,8 @@ def _facts(
             project,
             source,
             PROGRAM,
-            [json.dumps(request)],
+            "check",
+            request,
             options=options,
             limit_s=TIME_LIMIT_S,
             help="`mqo doctor` checks this machine",

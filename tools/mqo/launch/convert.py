@@ -40,7 +40,7 @@ from mqo.megatron.run.files import TRACKER
 from mqo.megatron.run.gpt_blocks import FRESH, as_gpt, given_pattern
 from mqo.output import target_of
 from mqo.process import temporary_folder
-from mqo.program import Advance, ask, run_program
+from mqo.program import Advance, call
 from mqo.runs import checkpoints_of, run_of
 
 PROGRAM = "tools/convert.py"
@@ -102,9 +102,7 @@ def hf_to_megatron(
     shape, sequence = shape_of_config(config), context_of("config.json", config)
     check_size("config.json", shape)
     with staged(target) as stage:
-        _run(
-            tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)], report
-        )
+        _run(tree, "to_megatron", source, stage, program_flags(shape, sequence), report)
     return Converted(str(target), tuple(architecture_flags(shape, sequence)), notes_on(config))
 
 
@@ -145,9 +143,7 @@ def finalize(tree: Path, source: Path, target: Path, report: Say = lambda line: 
     checkpoint = checkpoints_of(source)
     require_tracker(checkpoint, ConvertError, f"a run that saved, or a folder with {TRACKER}")
     with staged(target) as stage:
-        _run(
-            tree, ["finalize", str(checkpoint), str(stage), *platform_flags(Machine(1, 0))], report
-        )
+        _run(tree, "finalize", checkpoint, stage, platform_flags(Machine(1, 0)), report)
     return Converted(str(target))
 
 
@@ -191,7 +187,7 @@ def write_in_full(
     config = config_of(checkpoint.shape, dtype or own, checkpoint.sequence)
     write_configs(folder, config, checkpoint.tokenizer)
     flags = [*program_flags(checkpoint.shape, checkpoint.sequence), *DTYPES[own]]
-    _run(tree, ["to-hf", str(checkpoint.folder), str(folder), *flags], report)
+    _run(tree, "to_hf", checkpoint.folder, folder, flags, report)
 
 
 def write_configs(stage: Path, config: dict[str, Any], tokenizer: Path | None) -> None:
@@ -260,7 +256,9 @@ def _has_mamba(source: Path) -> ConvertError:
 
 
 def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:
-    return ask(tree / PROGRAM, ["describe", str(checkpoint)], error=ConvertError)
+    request = {"checkpoint": checkpoint}
+    facts: dict[str, Any] = call(tree / PROGRAM, "describe", request, error=ConvertError)
+    return facts
 
 
 @contextmanager
@@ -287,8 +285,10 @@ def staged(target: Path) -> Iterator[Path]:
         stage.rename(target)
 
 
-def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
-    """Run the program; ConvertError with its message if the files caused it, else RunError."""
+def _run(
+    tree: Path, function: str, source: Path, target: Path, flags: list[str], report: Say
+) -> None:
+    """Call the program; ConvertError with its message if the files caused it, else RunError."""
     require("modelopt")  # which knows the names of the weights
     told: set[Advance] = set()
 
@@ -297,4 +297,5 @@ def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
             told.add(advance)
             report(f"  {advance.done}/{advance.total}  {advance.what}")
 
-    run_program(tree / PROGRAM, words, error=ConvertError, watch=watch)
+    request = {"source": source, "target": target, "flags": flags}
+    call(tree / PROGRAM, function, request, error=ConvertError, watch=watch)

@@ -1,7 +1,7 @@
 """Cache the results of programs that run on a run's source without training, below .cache.
 
 A program needs torch and about ten seconds, mostly for imports. The key of a result covers all that
-it depends on: the source's code and tables, the words, the options, torch's version.
+it depends on: the source's code and tables, the request, the options, torch's version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from mqo.overlay.series import Series, source_files
 from mqo.overlay.snapshot import digests, edits, snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.program import ask
+from mqo.program import call
 from mqo.project import Project
 from mqo.untrusted import UntrustedFileError, read_json_object
 
@@ -96,17 +96,18 @@ def ask_cached(
     project: Project,
     source: Source | LazySource,
     program: str,
-    words: Sequence[str],
+    function: str,
+    request: Mapping[str, Any],
     *,
     options: str = "",
     reads: Sequence[Path] = (),
     limit_s: float,
     help: str,
 ) -> dict[str, Any]:
-    """Return the JSON that a program of `source` writes, from the cache if possible.
+    """Return what a function of a program of `source` returns, from the cache if possible.
 
-    Its arguments are the file to write, then `words`. `options` is its quant.toml, `reads` are
-    files outside of the source that the words name.
+    `request` are its arguments by name. `options` is its quant.toml, `reads` are files outside of
+    the source that the request names.
 
     Raises:
         RunError: it fails, or takes more than `limit_s`.
@@ -114,7 +115,7 @@ def ask_cached(
     name = Path(program).stem
 
     def file_of(digests: Mapping[str, str]) -> Path:
-        return project.cache / name / f"{_key(digests, [*words, options], reads)}.json"
+        return project.cache / name / f"{_key(digests, [request, options], reads)}.json"
 
     with suppress(UntrustedFileError):  # the cached file may be missing or truncated
         return read_json_object(file_of(source.digests()))
@@ -128,13 +129,13 @@ def ask_cached(
         variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         variables |= {ENVIRONMENT_VARIABLE: str(quant_toml)}
         settings = {"variables": variables, "help": help, "limit_s": limit_s}
-        result = ask(source.path / program, [], after=words, **settings)
+        result: dict[str, Any] = call(source.path / program, function, request, **settings)
         whole.write_text(json.dumps(result), encoding="utf-8")
         whole.replace(cached)
     return result
 
 
-def _key(digests: Mapping[str, str], words: list[str], reads: Sequence[Path]) -> str:
+def _key(digests: Mapping[str, str], words: list[Any], reads: Sequence[Path]) -> str:
     """Return a hash of all that the result depends on."""
     digest = hashlib.sha256(json.dumps([words, importlib.metadata.version("torch")]).encode())
     outside = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in reads}

@@ -139,7 +139,7 @@ def test_a_checkpoint_with_another_epsilon_or_with_tied_embeddings_is_refused():
 
 def test_only_a_conversion_takes_mamba_layers(monkeypatch, tmp_path):
     facts = {"arguments": ARGS, "parser": {"mtp": {"flag": "--mtp", "default": None}}}
-    monkeypatch.setattr(convert, "ask", lambda *rest, **named: facts)
+    monkeypatch.setattr(convert, "call", lambda *rest, **named: facts)
     assert convert.published_args(tmp_path, tmp_path, takes_mamba=True).args == ARGS
     with pytest.raises(ConvertError, match=r"Mamba layers.*mqo convert"):
         convert.published_args(tmp_path, tmp_path)
