@@ -203,7 +203,8 @@ def test_the_front_end_for_attention_quantizes_attention_alone():
 
 def shown(project, made):
     """What a dry run on this machine shows of a run without a checkpoint."""
-    machine, types = detect(), preview._types(project, made)
+    machine, tree = detect(), preview._tree(project, made)
+    types = made.quantization.types or (preview.types_of(tree) if tree else {})
     config, lines = plan_layout(project.tree, made, machine, types)
     return preview.preview_text(project, config, machine, types, lines)
 
