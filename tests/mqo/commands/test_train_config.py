@@ -257,7 +257,7 @@ def test_with_a_teacher_the_program_distils(tmp_path):
 def test_a_dry_run_without_data_names_what_to_pass(tmp_path):
     made = cell("--dataset", "dolma")
     bare = made.experiment.dataset.model_copy(update={"sample": False})
-    text = shown(Project(tmp_path), made.with_experiment(dataset=bare))
+    text = shown(Project(tmp_path), made.changed("experiment", dataset=bare))
     assert "--tokenizer-model TOKENIZER \\\n" in text
     assert "--data-path DATA_PREFIX \\\n" in text
 

@@ -158,8 +158,7 @@ def _facts(
     quant = config.quantization
     # Only Transformer Engine's layers read more than the flags.
     options = config.quant_toml(dict(quant.types or {})) if uses_engine else ""
-    untyped = quant.model_copy(update={"types": dict.fromkeys(SITES, NONE)})
-    plain = config.model_copy(update={"quantization": untyped})
+    plain = config.changed("quantization", types=dict.fromkeys(SITES, NONE))
     with source_of(project, tree, series, plain, PROGRAM, coverage.PROGRAM) as source:
         return ask_cached(
             project,

@@ -139,11 +139,6 @@ class Quantization(_Section):
         of_tree = self.formats if self.types is None else ()
         return all_types(self.types, self.schedule, self.recipe).union(of_tree)
 
-    def using(self, types: Mapping[str, str]) -> Quantization:
-        """Return a copy without the user's formats that a run with these types does not use."""
-        names = all_types(types, self.schedule, self.recipe)
-        return self.model_copy(update={"formats": used_formats(self.formats, names)})
-
     @property
     def library_types(self) -> dict[str, str]:
         """Return {library: format} of what other libraries quantize."""
@@ -250,10 +245,14 @@ class RunConfig(_Section):
         recipe = self.quantization.recipe
         return recipe.rows(block_layers(self.experiment)) if recipe else {}
 
+    def changed(self, part: str, **fields: Any) -> RunConfig:
+        """Return a copy with changed fields of a part."""
+        own = getattr(self, part).model_copy(update=fields)
+        return self.model_copy(update={part: own})
+
     def with_layout(self, flags: Sequence[str]) -> RunConfig:
         """Return a copy with these flags of a layout."""
-        placement = self.placement.model_copy(update={"layout": tuple(flags)})
-        return self.model_copy(update={"placement": placement})
+        return self.changed("placement", layout=tuple(flags))
 
     def settings(self) -> dict[str, Any]:
         """Return all fields as JSON, without what only describes a recipe.
@@ -264,18 +263,13 @@ class RunConfig(_Section):
 
     def using(self, types: Mapping[str, str]) -> RunConfig:
         """Return a copy without the user's formats that a run with these types does not use."""
-        return self.model_copy(update={"quantization": self.quantization.using(types)})
+        quant = self.quantization
+        names = all_types(types, quant.schedule, quant.recipe)
+        return self.changed("quantization", formats=used_formats(quant.formats, names))
 
     def with_library(self, library: LibraryQuantization) -> RunConfig:
         """Return a copy with what another library quantizes."""
-        libraries = (*self.quantization.libraries, library)
-        quantization = self.quantization.model_copy(update={"libraries": libraries})
-        return self.model_copy(update={"quantization": quantization})
-
-    def with_experiment(self, **changes: Any) -> RunConfig:
-        """Return a copy with changed fields of the experiment."""
-        experiment = self.experiment.model_copy(update=changes)
-        return self.model_copy(update={"experiment": experiment})
+        return self.changed("quantization", libraries=(*self.quantization.libraries, library))
 
 
 def resolve(
@@ -304,7 +298,7 @@ def resolve(
     `rest` are fields of the parts, and options by their names. `keep_checkpoints` defaults to the
     number in the training configuration, or to all if the folder already holds more.
     """
-    own = _plugins(recipe, plugins, plugin_options)
+    own = plugins_of(plugins, plugin_options, recipe)
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
     experiment_fields, quantization_fields, placement_fields, recording_fields = _by_part(rest)
     experiment = _experiment(model, dataset, training, dtype, experiment_fields)
@@ -347,15 +341,6 @@ def resolve(
         placement=Placement(**placement_fields),
         recording=Recording(options=recorder, **recording_fields),
     )
-
-
-def _plugins(
-    recipe: Recipe | None, files: Iterable[Path], options: Iterable[str]
-) -> tuple[RunPlugin, ...]:
-    """Return the quantizers of the files and of the recipe; options override the recipe's."""
-    if recipe is None:
-        return plugins_of(files, options)
-    return plugins_of([*files, *map(Path, recipe.plugins)], options, recipe.plugin_options)
 
 
 def all_types(

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of, is_full
@@ -33,7 +33,7 @@ from mqo.launch.hf_config import (
 )
 from mqo.launch.hf_source import CONFIG, check_hf_folder, refuse_hf_folder
 from mqo.launch.machine import Machine
-from mqo.launch.published_args import Argument, check_published
+from mqo.launch.published_args import check_published
 from mqo.launch.size import check_size
 from mqo.matrix.tables import Dtype, Shape
 from mqo.megatron.run.files import TRACKER
@@ -79,13 +79,6 @@ class Trained:
     sequence: int
     tokenizer: Path | None
     notes: tuple[str, ...]
-    is_hybrid: bool
-
-
-class Published(NamedTuple):
-    """The arguments of a model to publish, and whether it was trained as a HybridModel."""
-
-    args: dict[str, Any]
     is_hybrid: bool
 
 
@@ -213,8 +206,8 @@ def checkpoint_arguments(tree: Path, checkpoint: Path) -> dict[str, Any]:
 
 def published_args(
     tree: Path, checkpoint: Path, ignored: Collection[str] = (), *, takes_mamba: bool = False
-) -> Published:
-    """Return the arguments in a checkpoint that is to be published.
+) -> tuple[dict[str, Any], bool]:
+    """Return the arguments in a checkpoint to publish, and whether it is a HybridModel's.
 
     Those of a HybridModel are returned as a GPT's, unless it has Mamba layers. `ignored` are
     unknown arguments that the user accepts. `takes_mamba` is as for `trained`.
@@ -225,7 +218,6 @@ def published_args(
     facts = _facts(tree, checkpoint)
     args = facts["arguments"]
     pattern = given_pattern(args)
-    parser = {name: Argument(**argument) for name, argument in facts["parser"].items()}
     if pattern is not None and FRESH in pattern and not takes_mamba:
         raise _has_mamba(checkpoint)
     if pattern is None or FRESH not in pattern:
@@ -236,8 +228,8 @@ def published_args(
                 f"The model in {checkpoint} cannot be converted: {error}",
                 expected="blocks of attention (* or +) and an MLP (-) or experts (E)",
             ) from error
-    check_published(args, parser, ignored)
-    return Published(args, pattern is not None)
+    check_published(args, facts["parser"], ignored)
+    return args, pattern is not None
 
 
 def refuse_mamba(folder: Path) -> None:

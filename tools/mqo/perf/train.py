@@ -77,7 +77,7 @@ class PerfOptions:
         saved = {"save_interval": last if save else 0}
         training = config.experiment.training.model_copy(update=saved)
         extra = (*config.experiment.extra_flags, "--exit-interval", str(last))
-        return config.with_experiment(training=training, extra_flags=extra)
+        return config.changed("experiment", training=training, extra_flags=extra)
 
 
 @dataclass(frozen=True)

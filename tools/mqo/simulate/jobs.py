@@ -49,8 +49,7 @@ class RunJob:
         flags = (*sizes, *own, *distillation_flags(experiment))
         # No measurements, because these read values.
         recording = config.recording.options | {"every": 0, "dump": ()}
-        unmeasured = config.recording.model_copy(update={"options": recording})
-        options = config.model_copy(update={"recording": unmeasured}).quant_toml(types)
+        options = config.changed("recording", options=recording).quant_toml(types)
         return cls(config, flags, options, imbalance)
 
     def requests(self) -> Iterator[dict[str, Any]]:
