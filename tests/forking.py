@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mqo import process
 from mqo.launch.machine import torch_cuda
+from mqo.megatron.run import answer
 
 # What these variables say is read when torch and other packages are loaded, in the server.
 ENVIRONMENT = {
@@ -27,7 +28,7 @@ ENVIRONMENT = {
 }
 OPTIONS = ("-I", "-u", "-W", "ignore")
 IMPORTS_TORCH = re.compile(
-    r"^\s*(?:from|import) .*\b(?:torch|megatron|pretrain_gpt)\b", re.MULTILINE
+    r"^\s*(?:from|import) .*\b(?:torch|megatron|mqo\.quant|pretrain_gpt)\b", re.MULTILINE
 )
 
 
@@ -60,7 +61,10 @@ def popen(command, **options):
         program = words[words.index("--standalone") + 1 :]
         ranks = str(Path(__file__).with_name("fork_ranks.py"))
         return fresh([sys.executable, ranks, server().socket, count, *program], **options)
-    return (forked if _imports_torch(Path(words[_program(words)])) else fresh)(words, **options)
+    program = Path(words[_program(words)])
+    if program == Path(answer.__file__):  # it imports what the program that it calls does
+        program = Path(words[_program(words) + 1])
+    return (forked if _imports_torch(program) else fresh)(words, **options)
 
 
 def _imports_torch(program):

@@ -122,7 +122,7 @@ def test_a_damaged_checkpoint_is_refused(vendored, place, tmp_path):
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"is damaged: .*distcp"):
-        evaluation.evaluate(vendored, [SavedModel.find(copy)], [AS_TRAINED], ())
+        evaluation.evaluate(vendored, [SavedModel.find(copy)], [AS_TRAINED], evaluation.text())
 
 
 def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
@@ -141,7 +141,7 @@ def test_a_text_is_read_with_the_runs_tokenizer(vendored, place, tmp_path):
     assert found.checkpoint == "iter_0000006"
     other = (alone / "iter_0000006").rename(alone / "a model")
     with pytest.raises(CheckpointError, match="a model has the files of an iteration"):
-        evaluation.evaluate(vendored, [SavedModel.find(other)], [MODE], ())
+        evaluation.evaluate(vendored, [SavedModel.find(other)], [MODE], evaluation.text())
 
 
 # -- tasks -----------------------------------------------------------------------------------------
@@ -202,9 +202,9 @@ def score(vendored, place, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hugging face"))
     monkeypatch.setenv("DISABLE_MULTIPROC", "1")  # what scores.py sets, for the harness itself
 
-    def run(names, modes, *text, **options):
-        words = tasks.options(names, text, **options)
-        found = tasks.evaluate(vendored, [place], modes, words)
+    def run(names, modes, data=(), file=None, **options):
+        request = tasks.options(names, evaluation.text(data, file), **options)
+        found = tasks.evaluate(vendored, [place], modes, request)
         return {(one.mode, one.task, one.metric): one for one in found}
 
     return run
@@ -228,7 +228,7 @@ def test_bits_of_a_text_are_its_loss_in_each_mode(
     # The end of a document stands before each text in the harness. Full windows begin where the
     # last one ended in both; of others the harness lets the last one see more.
     stream = indexed(tmp_path / "stream", [np.array(end + ids)])
-    found = score(tasks.HELD_OUT, [MODE, "bf16"], "--data", str(document))
+    found = score(tasks.HELD_OUT, [MODE, "bf16"], [document])
     losses = evaluation.evaluate(vendored, [place], [MODE, "bf16"], evaluation.text([stream]))
     for loss in losses:
         assert loss.tokens == len(ids)
@@ -243,7 +243,7 @@ def test_bits_of_a_text_are_its_loss_in_each_mode(
 @harness
 def test_what_was_held_out_is_read_as_text(score, text, tokenizer, tmp_path):
     again = indexed(tmp_path / "again", [np.array(tokenizer.encode(text))])
-    own, other = score(tasks.HELD_OUT, [MODE]), score(tasks.HELD_OUT, [MODE], "--data", str(again))
+    own, other = score(tasks.HELD_OUT, [MODE]), score(tasks.HELD_OUT, [MODE], [again])
     assert {key: one.value for key, one in own.items()} == {k: v.value for k, v in other.items()}
     assert {one.documents for one in own.values()} == {1}
 
@@ -261,7 +261,7 @@ def test_unquantized_scores_are_those_of_the_harness_on_the_converted_model(
     names = ["likely", "choice", tasks.HELD_OUT]
     file = tmp_path / "a text.txt"
     file.write_text("The miller grinds the barley at dawn. " * 20)
-    found = score(",".join(names), ["bf16"], "--text", str(file), folder=folder)
+    found = score(",".join(names), ["bf16"], (), file, folder=folder)
     convert.megatron_to_hf(vendored.root, place.folder, tmp_path / "model")
     options = {"dtype": "float32", "attn_implementation": "eager"}
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model", **options)

@@ -1,19 +1,10 @@
 """Check a run's flags with Megatron's parser, and list the layers of its model.
 
-    python Megatron-LM/tools/check_run.py facts.json REQUEST
-
-The request is JSON: `flags`, the run's flags; `model_flags`, those of the model on one process;
-`processes`, their number; `variables`, environment variables; `python_path`, more folders to import
-from; `distills`, whether to accept the flags of a distillation; and `is_cpu`, whether the run has
-no GPU. The facts are `layers`, {kind: names}; `sides`, {layer: how tensor parallelism splits its
-weight, "column" or "row"}; `traps`, {site: settings that would bypass its
-quantizer}; and `notes`, checks that were not possible. An error that would end the run is written
-to the file that MQO_FAILURE names. Nothing is trained, and no data is read.
+Nothing is trained, and no data is read.
 """
 
 import contextlib
 import io
-import json
 import os
 import sys
 from argparse import Namespace
@@ -26,41 +17,58 @@ import coverage
 sys.path.pop(0)
 
 
-def main(target: Path, request: dict[str, Any]) -> None:
-    """Write the requested facts to `target`."""
+def check(
+    flags: list[str],
+    model_flags: list[str],
+    variables: dict[str, str],
+    python_path: str,
+    distills: bool,
+    is_cpu: bool,
+) -> dict[str, Any]:
+    """Check the flags of a run; raise InferenceError for what would end it.
+
+    Args:
+        flags: those of the run.
+        model_flags: those of its model on one process.
+        variables: its environment variables, WORLD_SIZE among them.
+        python_path: more folders to import from.
+        distills: whether to accept the flags of a distillation.
+        is_cpu: whether the run has no GPU.
+
+    Returns:
+        `layers`, {kind: names}; `sides`, {layer: how tensor parallelism splits its weight, "column"
+        or "row"}; `traps`, {site: settings that would bypass its quantizer}; and `notes`, checks
+        that were not possible.
+    """
     coverage.take_over(coverage.Products())
-    sys.path += filter(None, request["python_path"].split(os.pathsep))
-    from mqo.megatron.run.errors import InferenceError, leave
+    sys.path += filter(None, python_path.split(os.pathsep))
+    os.environ |= variables
+    from mqo.megatron.run.errors import InferenceError
 
     notes: list[str] = []
+    args = parsed(flags, distills)
     try:
-        args = parsed(request)
-        try:
-            validate(args)
-        except InferenceError as error:
-            if request["is_cpu"]:
-                raise
-            notes.append(f"without a GPU, Megatron's validation fails: {error}")
+        validate(args)
     except InferenceError as error:
-        leave(error)
+        if is_cpu:
+            raise
+        notes.append(f"without a GPU, Megatron's validation fails: {error}")
     traps = traps_of(args)
-    layers, sides = layers_of(request["model_flags"], notes)
-    facts = {"layers": layers, "sides": sides, "traps": traps, "notes": notes}
-    target.write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    layers, sides = layers_of(model_flags, notes)
+    return {"layers": layers, "sides": sides, "traps": traps, "notes": notes}
 
 
-def parsed(request: dict[str, Any]) -> Namespace:
-    """Parse the request's flags; raise InferenceError if the parser refuses them."""
+def parsed(flags: list[str], distills: bool) -> Namespace:
+    """Parse the flags; raise InferenceError if the parser refuses them."""
     from megatron.inference.arguments import add_modelopt_args
     from megatron.training import arguments
     from mqo.megatron.run.errors import InferenceError
 
-    os.environ |= request["variables"] | {"WORLD_SIZE": str(request["processes"])}
-    sys.argv[1:] = request["flags"]
+    sys.argv[1:] = flags
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(io.StringIO()):
-            args = arguments.parse_args(add_modelopt_args if request["distills"] else None)
+            args = arguments.parse_args(add_modelopt_args if distills else None)
     except SystemExit:
         last = (output.getvalue().strip().splitlines() or ["no reason was given"])[-1]
         raise InferenceError(
@@ -137,7 +145,3 @@ def layers_of(
         if side := linear.side(module):
             sides[layer.name] = side
     return {kind: sorted(names) for kind, names in kinds.items()}, sides
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

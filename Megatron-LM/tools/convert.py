@@ -1,13 +1,9 @@
 """Convert weights between Hugging Face's safetensors and upstream's checkpoints, for `mqo convert`.
 
-    python Megatron-LM/tools/convert.py describe CHECKPOINT FACTS
-    python Megatron-LM/tools/convert.py to-megatron HF_FOLDER CHECKPOINT MEGATRON_FLAGS...
-    python Megatron-LM/tools/convert.py to-hf CHECKPOINT HF_FOLDER MEGATRON_FLAGS...
-
 ModelOpt maps the names and layouts, and upstream saves and loads checkpoints; this program combines
 them and compares the tensors: an additional or missing tensor or another shape is an error. It runs
 as one process on the CPU, for a checkpoint of any layout. An HF folder already has its config.json;
-CHECKPOINT must be new. A user-correctable error is written to the file that MQO_FAILURE names.
+a checkpoint must be new.
 """
 
 from __future__ import annotations
@@ -16,7 +12,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
-from mqo.megatron.run.errors import SavedError, leave
+from mqo.megatron.run.errors import SavedError
 
 if TYPE_CHECKING:
     from megatron.inference.hf_folder import StoredTensor
@@ -46,12 +42,12 @@ SHARD = "5GB"
 STAGES = 4
 
 
-def write_arguments(checkpoint: Path, target: Path) -> None:
-    """Write the arguments of a checkpoint, and the parser's flags and defaults, as JSON.
+def describe(checkpoint: Path) -> dict[str, Any]:
+    """Return the arguments of a checkpoint, and the parser's flags and defaults.
 
-    Of a folder of checkpoints, the newest is read. Values that JSON cannot represent are written as
-    text.
+    Of a folder of checkpoints, the newest is read.
     """
+    enter_tree()
     from megatron.inference.checkpoint_args import check_format, read_args
     from mqo.megatron.run.checkpoints import loaded
     from mqo.megatron.run.files import TRACKER
@@ -63,12 +59,12 @@ def write_arguments(checkpoint: Path, target: Path) -> None:
     check_kinds(saved, folder)
     facts = {"arguments": saved, "parser": parser_facts()}
     try:
-        text = json.dumps(facts, default=str)
+        json.dumps(facts, default=str)
     except (TypeError, ValueError, RecursionError) as error:
         raise SavedError(
             f"{folder} holds arguments that are not JSON values: {error}", "arguments of a training"
         ) from error
-    target.write_text(text, encoding="utf-8")
+    return facts
 
 
 def parser_facts() -> dict[str, dict[str, Any]]:
@@ -86,6 +82,7 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
 
     Upstream calls it a release: weights without an optimizer, at iteration 0.
     """
+    enter_tree()
     # Import this only after `enter_tree`: it imports mqo.megatron.device, which looks for GPUs.
     from megatron.inference.hf_folder import check_config, stored_tensors
     from mqo.megatron.run.hf_kind import check_folder
@@ -122,6 +119,7 @@ def finalize(source: Path, target: Path, flags: list[str]) -> None:
 
     Projections of the distillation, the optimizer and the random states are left out.
     """
+    enter_tree()
     from megatron.inference import load_model
 
     folder = load_model.find_checkpoint(source)
@@ -135,8 +133,8 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     Raises:
         SavedError: ModelOpt quantizes the model; a value is too large for the dtype.
     """
-    stage("building the model", 1)
-    _, model = load([*flags, "--load", str(source)], lambda: stage("reading the checkpoint", 2))
+    enter_tree()
+    _, model = load([*flags, "--load", str(source)])
     from huggingface_hub import save_torch_state_dict
     from mqo.megatron.run.modelopt import quantized_layers
     from mqo.megatron.run.untrusted import read_json_object
@@ -178,16 +176,14 @@ def stage(name: str, number: int) -> None:
     advance(name, number, STAGES)
 
 
-def load(
-    flags: list[str], built: Callable[[], None] = lambda: None
-) -> tuple[Namespace, torch.nn.Module]:
+def load(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
     """Build the GPT of `flags`, and load the weights of the checkpoint that they name.
 
-    That of a HybridModel with the same blocks loads, too. `built` is called between building and
-    loading.
+    That of a HybridModel with the same blocks loads, too.
     """
+    stage("building the model", 1)
     args, model = build([*flags, "--finetune"])
-    built()
+    stage("reading the checkpoint", 2)
     from megatron.inference.one_process import load_weights
     from mqo.megatron.run.gpt_checkpoint import reading_hybrid
 
@@ -294,26 +290,3 @@ def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
     with one_process.typed_build_errors("These sizes"):
         arguments.validate_args(args)
         return args, one_process.build(args)
-
-
-COMMANDS: dict[str, Callable[[Path, Path, list[str]], None]] = {
-    "describe": lambda source, target, flags: write_arguments(source, target),
-    "to-megatron": to_megatron,
-    "to-hf": to_hf,
-    "finalize": finalize,
-}
-
-
-def main(argv: list[str]) -> None:
-    """Run one of the commands."""
-    enter_tree()
-    from mqo.megatron.run.unpickle import CheckpointError
-
-    try:
-        COMMANDS[argv[0]](Path(argv[1]), Path(argv[2]), argv[3:])
-    except (SavedError, CheckpointError) as error:
-        leave(error)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

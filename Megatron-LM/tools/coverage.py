@@ -1,9 +1,7 @@
 """List every matrix product of a training step, with its shape and quant type.
 
-    python Megatron-LM/tools/coverage.py coverage.json MEGATRON_FLAGS...
-
-builds upstream's model as pretrain_gpt.py does, but on the meta device, which needs no data and no
-memory, and runs one micro-batch forward and backward through the source of this tree. A recorder
+It builds upstream's model as pretrain_gpt.py does, but on the meta device, which needs no data and
+no memory, and runs one micro-batch forward and backward through the source of this tree. A recorder
 replaces the quantizers: a type is reported only if a site of the source wrapped the operands of the
 next product. Products without a site are reported, too. `mqo coverage` prints the result.
 
@@ -14,21 +12,18 @@ ranks. Elementwise operations are not counted. In a run, the content of a token 
 experts it goes to; here all experts get the same number of tokens.
 """
 
-import json
 import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-ROOT = Path(__file__).resolve().parents[1]
 # argparse takes the last of several values.
 ONE_RANK = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
 ONE_RANK += ["--context-parallel-size=1"]
@@ -291,14 +286,14 @@ def route_evenly(model: torch.nn.Module) -> None:
             module.token_dispatcher = EvenDispatcher(config.num_moe_experts, config.moe_router_topk)
 
 
-def main(target: Path, flags: list[str]) -> None:
-    """Write the products of one micro-batch of the model that `flags` describe to `target`."""
+def measure(flags: list[str]) -> dict[str, Any]:
+    """Return the products of one micro-batch of the model that `flags` describe."""
     products = Products()
     take_over(products)
     args, model = build([*(word for word in flags if word != GROUPED), *ONE_RANK, *UNFUSED])
     with products, products.following(model):
         step(args, model)
-    facts = {
+    return {
         "micro_batch": args.micro_batch_size,
         "sequence": args.seq_length,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -306,7 +301,6 @@ def main(target: Path, flags: list[str]) -> None:
         "products": rows(products),
         "lookups": lookups(model, products.multiplied),
     }
-    target.write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
 def rows(products: Products) -> list[dict[str, Any]]:
@@ -321,8 +315,7 @@ def rows(products: Products) -> list[dict[str, Any]]:
 
 def take_over(products: Products) -> None:
     """Replace quantizers by the recorder and the device by meta; call before importing megatron."""
-    os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1"}
-    sys.path.insert(0, str(ROOT))
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     import preflight  # noqa: F401  (checks where megatron comes from)
     from mqo.megatron import device
     from mqo.megatron.run.start import quicken_sources
@@ -375,7 +368,3 @@ def lookups(model: torch.nn.Module, multiplied: set[str]) -> list[str]:
     modules = named_modules(model, ROOT_MODULE)
     weights = ((name, getattr(module, "weight", None)) for name, module in modules)
     return [n for n, w in weights if w is not None and w.dim() == 2 and n not in multiplied]
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,20 +1,9 @@
 """Compute the loss of a checkpoint on a text, or its scores in tasks, for `mqo eval`.
 
-`mqo sensitivity` uses it, too.
-
-    python Megatron-LM/tools/evaluate.py describe CHECKPOINT FACTS
-    python Megatron-LM/tools/evaluate.py run CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
-    python Megatron-LM/tools/evaluate.py tasks CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
-    python Megatron-LM/tools/evaluate.py sensitivity CHECKPOINT FACTS [options] -- PLATFORM_FLAGS
-
-CHECKPOINT is a folder of checkpoints, or of one iteration; the result is written to FACTS, as JSON.
-The model is built from the arguments in the checkpoint, and runs the source of this tree with its
-quant types. Without --data or --text it reads the validation split of its training data. A
-user-correctable error is written to the file that MQO_FAILURE names.
+`mqo sensitivity` uses it, too. The model is built from the arguments in the checkpoint, and runs
+the source of this tree with its quant types.
 """
 
-import argparse
-import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
@@ -22,10 +11,31 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+import preflight  # noqa: F401  (checks where megatron comes from)
+import torch
+from megatron.inference import load_model
+from mqo.megatron.run.errors import reading
+from mqo.megatron.run.files import iteration_of
+from mqo.megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
+from mqo.megatron.run.progress import advance
+from mqo.megatron.run.untrusted import Limit, read_text
+
 VALIDATION = 1  # of upstream's three splits
+
+
+class Choice(NamedTuple):
+    """The texts to read: indexed datasets, a file, or else the training's validation split.
+
+    `tokenizer` is that of the file, by default the training's; `tokens` is the largest number of
+    tokens to predict.
+    """
+
+    data: tuple[str, ...] = ()
+    text: Path | None = None
+    tokenizer: Path | None = None
+    tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,53 +54,18 @@ class Text:
         return min(self.size - 1, limit or self.size)
 
 
-def main(argv: list[str]) -> None:
-    """Run a command; the arguments after `--` are Megatron's flags for this machine."""
-    at = argv.index("--") if "--" in argv else len(argv)
-    given = parser().parse_args(argv[:at])
-    # Remove this folder from the path: numba would import its coverage.py as the package.
-    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
-    import preflight  # noqa: F401  (checks where megatron comes from)
-    from megatron.inference.load_model import write_result_or_exit
-
-    write_result_or_exit(lambda: COMMANDS[given.command](given, argv[at + 1 :]), given.facts)
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the arguments before `--`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("command", choices=COMMANDS)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("facts", type=Path)
-    parser.add_argument("--data", action="append", default=[], help="a whole indexed dataset")
-    parser.add_argument("--text", type=Path, help="a file of plain text")
-    parser.add_argument("--tokenizer", type=Path, help="for --text; default: the training's")
-    parser.add_argument("--tokens", type=int, help="largest number of tokens to predict")
-    parser.add_argument("--by", default="block", help="kind of the subsets that are quantized")
-    parser.add_argument("--task", action="append", default=[], help="lm-evaluation-harness task")
-    parser.add_argument("--tasks-folder", type=Path, help="a folder with YAML of more tasks")
-    parser.add_argument("--limit", type=int, help="largest number of documents per task")
-    parser.add_argument("--num-fewshot", type=int, help="number of examples before each question")
-    parser.add_argument(
-        "--ignore-argument", action="append", default=[], help="an unknown argument to ignore"
-    )
-    return parser
-
-
-def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
+def describe(checkpoint: Path) -> dict[str, Any]:
     """Return the folder of the newest iteration, and the {site: quant type} of its last step.
 
     `rows` says whether a recipe had rows for operands or layers, which are in the run's options.
     `formats` has the digests of the user's formats, `plugins` the versions and options of custom
     quantizers, and `modelopt` describes what ModelOpt's state quantizes, if the checkpoint has one.
+    `checkpoint` is a folder of checkpoints, or of one iteration.
     """
-    from megatron.inference import load_model
     from megatron.inference.checkpoint_args import common_state
-    from mqo.megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
     from mqo.megatron.run.resumed_types import FORMATS, PLUGINS, ROWS
 
-    del platform
-    folder = load_model.find_checkpoint(given.checkpoint)
+    folder = load_model.find_checkpoint(checkpoint)
     args = load_model.read_args(folder)
     types = load_model.types_of(args, folder)
     state = common_state(folder / STATE) if (folder / STATE).is_dir() else {}
@@ -105,11 +80,15 @@ def checkpoint_facts(given: Namespace, platform: list[str]) -> dict[str, Any]:
     }
 
 
-def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Measure the mean loss in nats per token; return it with the texts and token counts."""
-    from mqo.megatron.run.progress import advance
+def run(
+    checkpoint: Path, platform: list[str], choice: Choice, ignored: list[str]
+) -> dict[str, Any]:
+    """Measure the mean loss in nats per token; return it with the texts and token counts.
 
-    folder, args, model, texts, limit = loaded_with_texts(given, platform)
+    `platform` are Megatron's flags for this machine, and `ignored` unknown arguments of the
+    checkpoint to ignore.
+    """
+    folder, args, model, texts, limit = loaded_with_texts(checkpoint, platform, choice, ignored)
     started = time.monotonic()
     total, done = sum(text.predicted(limit) for text in texts), 0
     sums = []
@@ -127,44 +106,64 @@ def run(given: Namespace, platform: list[str]) -> dict[str, Any]:
     }
 
 
-def tasks(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Score a model in the tasks, which are built before its weights are read."""
-    from megatron.inference import load_model
+def tasks(
+    checkpoint: Path,
+    platform: list[str],
+    names: list[str],
+    choice: Choice,
+    folder: Path | None,
+    limit: int | None,
+    shots: int | None,
+    ignored: list[str],
+) -> dict[str, Any]:
+    """Score a model in the tasks, which are built before its weights are read.
+
+    Args:
+        checkpoint, platform, ignored: as in `run`.
+        names: of tasks of lm-evaluation-harness.
+        choice: the texts of the task that reads them, and the tokenizer.
+        folder: one with YAML of more tasks.
+        limit: the largest number of documents per task.
+        shots: the number of examples before each question.
+    """
     from megatron.inference.tasks import registry
     from megatron.inference.tasks.model import HarnessModel
     from megatron.inference.tasks.scores import evaluate
-    from mqo.megatron.run.progress import advance
 
-    folder = load_model.find_checkpoint(given.checkpoint)
-    saved = load_model.read_args(folder)
-    args = load_model.arguments_here(folder, saved, platform, given.ignore_argument)
-    tokenizer = load_model.tokenizer_of(args, given.tokenizer)
+    iteration = load_model.find_checkpoint(checkpoint)
+    saved = load_model.read_args(iteration)
+    args = load_model.arguments_here(iteration, saved, platform, ignored)
+    tokenizer = load_model.tokenizer_of(args, choice.tokenizer)
     if tokenizer.eod is None:
         raise load_model.SavedError(
             "The tokenizer has no end-of-document token", "a token to begin a text with"
         )
-    texts = partial(documents, args, given, tokenizer)
-    loaded = registry.load(given.task, given.tasks_folder, texts)
+    texts = partial(documents, args, choice, limit, tokenizer)
+    loaded = registry.load(names, folder, texts)
     registry.check(loaded["tasks"].values(), args.seq_length)
     started = time.monotonic()
-    args, model = load_model.load(folder, saved, platform, given.ignore_argument)
+    args, model = load_model.load(iteration, saved, platform, ignored)
     wrapped = HarnessModel(model, args, tokenizer, advance)
     return {
-        "scores": evaluate(wrapped, loaded, given.limit, given.num_fewshot),
+        "scores": evaluate(wrapped, loaded, limit, shots),
         "seconds": time.monotonic() - started,
-        **described(args, folder),
+        **described(args, iteration),
     }
 
 
-def sensitivity(given: Namespace, platform: list[str]) -> dict[str, Any]:
-    """Measure how the loss and the gradient change with one subset quantized at a time."""
-    from megatron.inference import sensitivity
-    from mqo.megatron.run.progress import advance
+def sensitivity(
+    checkpoint: Path, platform: list[str], by: str, choice: Choice, ignored: list[str]
+) -> dict[str, Any]:
+    """Measure how the loss and the gradient change with one subset of kind `by` quantized.
 
-    folder, args, model, texts, limit = loaded_with_texts(given, platform)
+    The other parameters are those of `run`.
+    """
+    from megatron.inference import sensitivity
+
+    folder, args, model, texts, limit = loaded_with_texts(checkpoint, platform, choice, ignored)
     started = time.monotonic()
     batches = [batch for text in texts for batch in batches_of(args, text, limit)]
-    measured = sensitivity.measure(model, args, batches, given.by, partial(advance, "subsets"))
+    measured = sensitivity.measure(model, args, batches, by, partial(advance, "subsets"))
     return {
         "text": [text.name for text in texts],
         "seconds": time.monotonic() - started,
@@ -174,27 +173,21 @@ def sensitivity(given: Namespace, platform: list[str]) -> dict[str, Any]:
 
 
 def loaded_with_texts(
-    given: Namespace, platform: list[str]
+    checkpoint: Path, platform: list[str], choice: Choice, ignored: list[str]
 ) -> tuple[Path, Namespace, Any, list[Text], int | None]:
     """Return the checkpoint's folder, its arguments and model, and the texts to measure.
 
     The last element is the largest number of tokens to predict of each text, None for all.
     """
-    from megatron.inference import load_model
-
-    folder = load_model.find_checkpoint(given.checkpoint)
-    before = load_model.read_args(folder)
-    args, model = load_model.load(folder, before, platform, given.ignore_argument)
-    texts = chosen_texts(args, given)
-    limit = given.tokens and max(1, given.tokens // len(texts))
+    folder = load_model.find_checkpoint(checkpoint)
+    args, model = load_model.load(folder, load_model.read_args(folder), platform, ignored)
+    texts = chosen_texts(args, choice)
+    limit = choice.tokens and max(1, choice.tokens // len(texts))
     return folder, args, model, texts, limit
 
 
 def described(args: Namespace, folder: Path) -> dict[str, Any]:
     """Return the facts that both results share: window, iteration, dtype and ModelOpt's format."""
-    from mqo.megatron.run.files import iteration_of
-    from mqo.megatron.run.modelopt import QUANTIZED_AS
-
     return {
         "window": args.seq_length,
         "iteration": iteration_of(folder),
@@ -203,39 +196,33 @@ def described(args: Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def documents(args: Namespace, given: Namespace, tokenizer: Any) -> Iterator[str]:
-    """Yield up to `given.limit` documents of the chosen texts, detokenized.
+def documents(args: Namespace, choice: Choice, limit: int | None, tokenizer: Any) -> Iterator[str]:
+    """Yield up to `limit` documents of the chosen texts, detokenized.
 
     Raises:
         SavedError: a text is missing, or has token ids outside of the vocabulary.
     """
-    from megatron.inference.load_model import check_vocabulary
-
-    each = ((text.name, ids) for text in chosen_texts(args, given) for ids in text.documents)
-    for name, document in islice(each, given.limit):
+    each = ((text.name, ids) for text in chosen_texts(args, choice) for ids in text.documents)
+    for name, document in islice(each, limit):
         ids = [int(token) for token in document]
-        check_vocabulary(args, max(ids, default=0), name)
+        load_model.check_vocabulary(args, max(ids, default=0), name)
         yield tokenizer.detokenize([token for token in ids if token != tokenizer.eod])
 
 
-def chosen_texts(args: Namespace, given: Namespace) -> list[Text]:
-    """Return the texts to read: --text, --data, or the validation split of the training.
+def chosen_texts(args: Namespace, choice: Choice) -> list[Text]:
+    """Return the texts to read.
 
     Raises:
         SavedError: a file is missing, or there is no validation split or suitable tokenizer.
     """
-    from megatron.inference.load_model import tokenizer_of
-    from mqo.megatron.run.errors import reading
-    from mqo.megatron.run.untrusted import Limit, read_text
-
-    if given.text:
-        tokenizer = tokenizer_of(args, given.tokenizer)
+    if choice.text:
+        tokenizer = load_model.tokenizer_of(args, choice.tokenizer)
         with reading():
-            text = read_text(given.text, Limit.TEXT)
+            text = read_text(choice.text, Limit.TEXT)
         ids = tokenizer.tokenize(text)
-        return [Text(given.text.name, [ids], len(ids))]
-    if given.data:
-        return [indexed_text(prefix, (0, 1), Path(prefix).name) for prefix in given.data]
+        return [Text(choice.text.name, [ids], len(ids))]
+    if choice.data:
+        return [indexed_text(prefix, (0, 1), Path(prefix).name) for prefix in choice.data]
     prefixes, share = held_out(args)
     return [indexed_text(p, share, f"{Path(p).name}, validation split") for p in prefixes]
 
@@ -247,7 +234,6 @@ def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
         SavedError: the training had no validation split.
     """
     from megatron.core.datasets import blended_megatron_dataset_config as splits
-    from megatron.inference.load_model import SavedError
     from megatron.training.utils.common_utils import get_blend_and_blend_per_split
 
     blend, per_split = get_blend_and_blend_per_split(args)
@@ -258,7 +244,7 @@ def held_out(args: Namespace) -> tuple[list[str], tuple[float, float]]:
         vector = splits.parse_and_normalize_split(args.split)
         share = splits.convert_split_vector_to_split_matrix(vector)[VALIDATION]
     if not blend or share is None:
-        raise SavedError(
+        raise load_model.SavedError(
             "The training had no validation split",
             "text that the model was not trained on",
             "Pass it with --data or --text",
@@ -273,11 +259,10 @@ def indexed_text(prefix: str, share: tuple[float, float], name: str) -> Text:
         SavedError: a file of the index is missing.
     """
     from megatron.core.datasets.indexed_dataset import IndexedDataset
-    from megatron.inference.load_model import SavedError
 
     missing = [p for p in (Path(f"{prefix}.idx"), Path(f"{prefix}.bin")) if not p.is_file()]
     if missing:
-        raise SavedError(
+        raise load_model.SavedError(
             f"{missing[0]} does not exist", "an indexed dataset", "Pass another one with --data"
         )
     index = IndexedDataset(prefix)
@@ -300,12 +285,10 @@ def measured(
     Raises:
         SavedError: the text is shorter than a window, or has ids outside of the vocabulary.
     """
-    from megatron.inference.load_model import watched_step
-
     total, tokens = 0.0, 0
     for batch in batches_of(args, text, limit):
-        with watched_step(model, args):
-            losses = token_losses(model, batch)
+        with load_model.watched_step(model, args), torch.no_grad():
+            losses = load_model.token_losses(model, batch)
         total += losses.double().sum().item()
         tokens += losses.numel()
         told(tokens)
@@ -318,17 +301,13 @@ def batches_of(args: Namespace, text: Text, limit: int | None) -> Iterator[list[
     Raises:
         SavedError: the text is shorter than a window, or has ids outside of the vocabulary.
     """
-    from megatron.inference.load_model import SavedError, batches
-
-    tokens = 0
-    for batch in batches(
-        windows(ids_of(args, text, limit), args.seq_length), args.micro_batch_size
-    ):
+    tokens, rows = 0, windows(ids_of(args, text, limit), args.seq_length)
+    for batch in load_model.batches(rows, args.micro_batch_size):
         tokens += sum(len(window) - 1 for window in batch)
         yield batch
     wanted = min(limit or args.seq_length, args.seq_length)
     if tokens < wanted:
-        raise SavedError(
+        raise load_model.SavedError(
             f"{text.name} holds {tokens + (tokens > 0)} tokens",
             f"at least {wanted + 1}, one window and the token after it",
             "Use a longer text, or a smaller --tokens",
@@ -337,12 +316,10 @@ def batches_of(args: Namespace, text: Text, limit: int | None) -> Iterator[list[
 
 def ids_of(args: Namespace, text: Text, limit: int | None) -> Iterator[int]:
     """Yield a text's token ids, document by document, up to `limit` + 1."""
-    from megatron.inference.load_model import check_vocabulary
-
     left = None if limit is None else limit + 1
     for document in text.documents:
         some = [int(token) for token in document[:left]]
-        check_vocabulary(args, max(some, default=0), text.name)
+        load_model.check_vocabulary(args, max(some, default=0), text.name)
         yield from some
         if left is not None:
             left -= len(some)
@@ -361,18 +338,3 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
     while len(window) > 1:
         yield window
         window = [window[-1], *islice(stream, size)]
-
-
-def token_losses(model: Any, batch: list[list[int]]) -> Any:
-    """Return the losses of all tokens but a row's first, in nats, without gradients."""
-    import torch
-    from megatron.inference import load_model
-
-    with torch.no_grad():
-        return load_model.token_losses(model, batch)
-
-
-COMMANDS = {"describe": checkpoint_facts, "run": run, "tasks": tasks, "sensitivity": sensitivity}
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,67 +1,49 @@
 """Measure how well every format represents a saved tensor, for `mqo stats`.
 
-It reads a file of safetensors, such as a run's dump, and writes JSON to the file that its second
-argument names: the tensors in the file, and for each chosen one a row per format, block and scale
-rule. It needs torch and safetensors, and imports only mqo/quant of its tree.
+It needs torch and safetensors, and imports only mqo/quant of its tree.
 """
 
-import argparse
 import itertools
-import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from mqo.megatron.run.errors import reading
+from mqo.megatron.run.files import jsonable
+from mqo.megatron.run.untrusted import open_safetensors
+from mqo.quant.own_formats import FormatRow
 
 
-def main(argv: list[str]) -> None:
-    """Measure the tensors that the arguments name."""
-    # Remove this folder from the path: its coverage.py would shadow the package that numba imports.
-    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
-    args = parser().parse_args(argv)
-    from mqo.megatron.run.errors import SavedError, leave, reading
-    from mqo.megatron.run.files import jsonable
-    from mqo.quant.own_formats import declare_rows
+def measure(
+    file: Path, tensors: list[str], axis: int | None, own: dict[str, FormatRow]
+) -> dict[str, Any]:
+    """Return the tensors in a file of safetensors, such as a run's dump, and tables of some.
 
-    declare_rows(args.own)
-    try:
-        with reading():
-            facts = jsonable(measured_file(args))
-    except SavedError as error:
-        leave(error)
-    args.target.write_text(json.dumps(facts, allow_nan=False), encoding="utf-8")
+    A table has a row per format, block and scale rule. `tensors` are globs; without any, a file is
+    measured only if it has a single tensor. `axis` is that of blocks, by default a dumped
+    operand's, or -1. `own` are the formats of the user.
+    """
+    for name, row in own.items():
+        row.declare(name)
+    with reading():
+        return jsonable(measured_file(file, tensors, axis))
 
 
-def measured_file(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the tensors in the file, and the tables of the chosen ones."""
-    from mqo.megatron.run.untrusted import open_safetensors
-
-    with open_safetensors(args.file) as file:
+def measured_file(path: Path, globs: list[str], axis: int | None) -> dict[str, Any]:
+    """Return what `measure` does."""
+    with open_safetensors(path) as file:
         held = [
             {"name": name, "shape": part.get_shape(), "dtype": part.get_dtype()}
             for name in sorted(file.keys())
             for part in (file.get_slice(name),)
         ]
-        chosen = [t["name"] for t in held if any(fnmatchcase(t["name"], g) for g in args.tensor)]
-        if not args.tensor and len(held) == 1:
+        chosen = [t["name"] for t in held if any(fnmatchcase(t["name"], g) for g in globs)]
+        if not globs and len(held) == 1:
             chosen = [held[0]["name"]]
-        tables = [table(name, file.get_tensor(name), args.axis) for name in chosen]
+        tables = [table(name, file.get_tensor(name), axis) for name in chosen]
     return {"held": held, "tables": tables}
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser; without --tensor a file is measured only if it has a single tensor."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("target", type=Path)
-    parser.add_argument("--tensor", action="append", default=[], metavar="GLOB")
-    parser.add_argument("--own", default="{}", help="JSON of {name: row of quant.toml}")
-    parser.add_argument("--axis", type=int, help="block axis; default: a dumped operand's, or -1")
-    return parser
 
 
 def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
@@ -112,7 +94,3 @@ def specs() -> Iterator[Any]:
         yield from others
         if spec.format.square:
             yield from (replace(each, tile="square") for each in (spec, *others))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

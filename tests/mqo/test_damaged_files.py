@@ -79,7 +79,7 @@ def hf_weights(tmp_path, monkeypatch):
     shape = convert.shape_of_args(conversions.ARGS)
     config = convert.config_of(shape, "bf16", 128) | {"eos_token_id": 7}
     (folder / "config.json").write_text(json.dumps(config))
-    monkeypatch.setattr(convert, "run_program", stop)
+    monkeypatch.setattr(convert, "call", stop)
     return folder, [("convert", "hf-to-megatron", folder, tmp_path / "made")]
 
 
@@ -92,15 +92,16 @@ def a_checkpoint(tmp_path, monkeypatch):
     (place / "args.json").write_text(json.dumps(conversions.ARGS))
     words = conversions.write_tokenizer(place / "words", 250)
 
-    def ask(program, words, **options):
+    def call(program, function, *rest, **options):
+        if function != "describe":
+            stop()
         try:
             found = json.loads((place / "args.json").read_text())
         except (OSError, ValueError):
             raise ConvertError("the program's own refusal") from None
         return {"arguments": found if isinstance(found, dict) else {}, "parser": {}}
 
-    monkeypatch.setattr(convert, "ask", ask)
-    monkeypatch.setattr(convert, "run_program", stop)
+    monkeypatch.setattr(convert, "call", call)
     target = tmp_path / "made"
     return place, [("convert", "megatron-to-hf", place, target, "--tokenizer", words)]
 
@@ -121,17 +122,16 @@ def a_saved_run(tmp_path, monkeypatch):
     asked = json.loads(run.config.read_text())["quantization"]["types"]
     described = {"folder": "", "types": asked, "rows": True}
 
-    def ask(tree_program, words, **rest):
-        return described if words[0] == "describe" else stop()
+    def call(program, function, *rest, **options):
+        return described if function == "describe" else stop()
 
-    monkeypatch.setattr(evaluation, "ask", ask)
+    monkeypatch.setattr(evaluation, "call", call)
     monkeypatch.setattr(evaluation, "snapshot", lambda *rest, **more: None)
     monkeypatch.setattr(bytecode, "share", lambda *rest: None)
     facts = {"arguments": dict(conversions.ARGS), "parser": {}}
-    monkeypatch.setattr(convert, "ask", lambda *rest, **options: facts)
-    monkeypatch.setattr(convert, "run_program", lambda *rest, **options: None)
+    monkeypatch.setattr(convert, "call", lambda *rest, **options: facts)
     packed = {"layout": "mqo", "name": "mqo", "types": {}, "left": 0, "why": None}
-    monkeypatch.setattr(export, "ask", lambda *rest, **options: dict(packed))
+    monkeypatch.setattr(export, "call", lambda *rest, **options: dict(packed))
     made = tmp_path / "made"
     (tmp_path / "sound/tree/tools").mkdir(parents=True)
     (tmp_path / "sound/tree/tools/dequantize.py").touch()
@@ -156,7 +156,7 @@ def texts(tmp_path, monkeypatch):
     )
     (place / "script.sh").write_text(script.read_text())
     (place / "prompts.txt").write_text("Once upon\n\na time\n")
-    monkeypatch.setattr(evaluation, "ask", stop)
+    monkeypatch.setattr(evaluation, "call", stop)
     monkeypatch.setattr(simulation, "simulate", stop)
     return place, [
         ("simulate", place / "script.sh", "--device", "b200"),

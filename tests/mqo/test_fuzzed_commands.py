@@ -294,7 +294,7 @@ def project(tmp_path, monkeypatch, capsys, index_here):
     monkeypatch.setattr(session, "check", lambda name: tables.check_choice("x", name, ("mlflow",)))
     monkeypatch.setitem(session.TRACKERS, "mlflow", Tracker)
     facts = {"arguments": conversions.ARGS, "parser": {}}
-    monkeypatch.setattr(conversions.convert, "ask", lambda *rest, **options: facts)
+    monkeypatch.setattr(conversions.convert, "call", lambda *rest, **options: facts)
     chosen = classmethod(lambda cls, runs=None: replace(here, chosen_runs=runs and runs.resolve()))
     monkeypatch.setattr(Project, "here", chosen)
     place.mkdir()

@@ -1,7 +1,5 @@
 """Load a saved model as it was trained, on one process, for evaluate.py and generate.py."""
 
-import json
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -16,7 +14,7 @@ from megatron.core.transformer.spec_utils import import_module
 from megatron.training import arguments
 from mqo.megatron.device import accelerator_type
 from mqo.megatron.run import checkpoints, guard, resumed_types
-from mqo.megatron.run.errors import InferenceError, SavedError, building_tokenizer, leave, reading
+from mqo.megatron.run.errors import SavedError, building_tokenizer, reading
 from mqo.megatron.run.files import RELEASE, TRACKER, iteration_of
 from mqo.megatron.run.foreign_tokenizer import check_tokenizer
 from mqo.megatron.run.plugin_states import load_states
@@ -32,19 +30,6 @@ from .one_process import build, load_weights, typed_build_errors
 T = TypeVar("T")
 # Flags of a program that reads weights and does not train.
 READING = ["--train-iters=1", "--lr=0"]
-
-
-def write_result_or_exit(work: Callable[[], dict[str, Any]], target: Path) -> None:
-    """Write the result of `work` as JSON to `target`, or exit with its error.
-
-    A user-correctable error is written to the file that MQO_FAILURE names.
-    """
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    try:
-        facts = work()
-    except (InferenceError, checkpoints.CheckpointError, guard.GuardError) as error:
-        leave(error)
-    target.write_text(json.dumps(facts), encoding="utf-8")
 
 
 def find_checkpoint(path: Path) -> Path:

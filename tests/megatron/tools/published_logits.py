@@ -364,14 +364,13 @@ class Lab:
     def published(self, change: dict[str, Any]) -> float:
         """Return how far a published model is from Megatron's."""
         from mqo.launch.hf_config import config_of, context_of, shape_of_args
-        from mqo.launch.published_args import Argument, check_published
+        from mqo.launch.published_args import check_published
         from safetensors.torch import save_file
 
         args = self.parsed(change)
         model = self.build(args)
         saved = json.loads(json.dumps(vars(args), default=str))
-        parser = {n: Argument(**f) for n, f in self.convert.parser_facts().items()}
-        check_published(saved, parser)
+        check_published(saved, self.convert.parser_facts())
         shape = shape_of_args(saved)
         folder = self.new_folder()
         config = config_of(shape, "fp32", context_of("the arguments", saved))

@@ -51,7 +51,7 @@ def test_a_checkpoint_that_would_run_code_is_refused(program, tmp_path, one_rank
     from mqo.megatron.run.checkpoints import CheckpointError
 
     with pytest.raises(CheckpointError, match=r"\.metadata .*\w+\.system"):
-        program.write_arguments(tmp_path, tmp_path / "facts.json")
+        program.describe(tmp_path)
     assert not (tmp_path / "ran").exists()
 
 

@@ -203,7 +203,8 @@ def test_the_front_end_for_attention_quantizes_attention_alone():
 
 def shown(project, made):
     """What a dry run on this machine shows of a run without a checkpoint."""
-    machine, types = detect(), preview._types(project, made)
+    machine, tree = detect(), preview._tree(project, made)
+    types = made.quantization.types or (preview.types_of(tree) if tree else {})
     config, lines = plan_layout(project.tree, made, machine, types)
     return preview.preview_text(project, config, machine, types, lines)
 
@@ -256,7 +257,7 @@ def test_with_a_teacher_the_program_distils(tmp_path):
 def test_a_dry_run_without_data_names_what_to_pass(tmp_path):
     made = cell("--dataset", "dolma")
     bare = made.experiment.dataset.model_copy(update={"sample": False})
-    text = shown(Project(tmp_path), made.with_experiment(dataset=bare))
+    text = shown(Project(tmp_path), made.changed("experiment", dataset=bare))
     assert "--tokenizer-model TOKENIZER \\\n" in text
     assert "--data-path DATA_PREFIX \\\n" in text
 

@@ -18,21 +18,25 @@ from tokenizers import Tokenizer, models
 # Does as it is told by files beside the source; else what the real one does, with small files.
 PROGRAM = """
 import json, os, sys
+from functools import partial
 from pathlib import Path
 
-command, source, target, *flags = sys.argv[1:]
-told = Path(source) / "fail.json"
-if command != "describe" and told.exists():
-    Path(target, "half").write_text("written")
-    if content := told.read_text():
-        Path(os.environ["MQO_FAILURE"]).write_text(content)
-    sys.exit("out of luck")
-if command == "describe":
-    facts = {"arguments": json.loads((Path(source) / "args.json").read_text()), "parser": {}}
-    Path(target).write_text(json.dumps(facts))
-else:
+def describe(checkpoint: Path):
+    return {"arguments": json.loads((checkpoint / "args.json").read_text()), "parser": {}}
+
+def write(command: str, source: Path, target: Path, flags: list[str]):
+    told = source / "fail.json"
+    if told.exists():
+        (target / "half").write_text("written")
+        if content := told.read_text():
+            Path(os.environ["MQO_FAILURE"]).write_text(content)
+        sys.exit("out of luck")
     assert os.environ["HF_HUB_OFFLINE"] == "1" and "MQO_QUANT_CONFIG" not in os.environ
-    Path(target, "weights").write_text(json.dumps([command, *flags]))
+    (target / "weights").write_text(json.dumps([command, *flags]))
+
+to_megatron, to_hf, finalize = (
+    partial(write, command) for command in ("to-megatron", "to-hf", "finalize")
+)
 """
 ARGS = {
     "num_layers": 2,
@@ -313,13 +317,14 @@ def test_the_command_prints_the_target_and_the_flags(tree, hf, tmp_path, monkeyp
 def test_each_stage_of_the_program_has_a_line(tree, hf, tmp_path):
     """The program waits with each stage until its line was printed."""
     waits = """
-told = iter(("told 1", "told 2"))
-for number, what in ((1, "building the model"), (2, "reading 3 tensors")):
-    facts = json.dumps({"what": what, "done": number, "total": 2})
-    Path(os.environ["MQO_PROGRESS"]).write_text(facts)
-    seen = Path(source, next(told))
-    while not seen.exists():
-        os.sched_yield()
+def to_megatron(source: Path, target: Path, flags: list[str]):
+    told = iter(("told 1", "told 2"))
+    for number, what in ((1, "building the model"), (2, "reading 3 tensors")):
+        facts = json.dumps({"what": what, "done": number, "total": 2})
+        Path(os.environ["MQO_PROGRESS"]).write_text(facts)
+        seen = Path(source, next(told))
+        while not seen.exists():
+            os.sched_yield()
 """
     (tree / "tools/convert.py").write_text(PROGRAM + waits)
     said = []

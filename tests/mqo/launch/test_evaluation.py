@@ -16,22 +16,20 @@ from mqo.launch.forward_pass import AS_TRAINED, SavedModel, recipe_rows
 EVALUATE = """
 import json, os, sys, tomllib
 from pathlib import Path
-command, checkpoint, target, *words = sys.argv[1:]
-if (Path(checkpoint) / "fail.json").exists():
-    Path(os.environ["MQO_FAILURE"]).write_text((Path(checkpoint) / "fail.json").read_text())
-    sys.exit(1)
-if command == "describe":
-    facts = json.loads((Path(checkpoint) / "types.json").read_text())
-    rows = (Path(checkpoint) / "rows").exists()
-    record = {"folder": checkpoint, "types": facts, "rows": rows}
-    record |= {"formats": {}, "plugins": {}}
-    Path(target).write_text(json.dumps(record))
-else:
+
+def describe(checkpoint: Path):
+    facts = json.loads((checkpoint / "types.json").read_text())
+    record = {"folder": str(checkpoint), "types": facts, "rows": (checkpoint / "rows").exists()}
+    return record | {"formats": {}, "plugins": {}}
+
+def run(checkpoint: Path, **words):
+    if (checkpoint / "fail.json").exists():
+        Path(os.environ["MQO_FAILURE"]).write_text((checkpoint / "fail.json").read_text())
+        sys.exit(1)
     options = tomllib.loads(Path(os.environ["MQO_QUANT_CONFIG"]).read_text())
-    (Path(checkpoint) / "told.json").write_text(json.dumps([words, options]))
+    (checkpoint / "told.json").write_text(json.dumps([words, options]))
     facts = {"loss": 2.0 + len(options["asked"]["qk"]), "tokens": 10, "window": 4}
-    facts |= {"text": ["a text"], "iteration": 3, "dtype": "float32", "seconds": 1.0}
-    Path(target).write_text(json.dumps(facts))
+    return facts | {"text": ["a text"], "iteration": 3, "dtype": "float32", "seconds": 1.0}
 """
 
 
@@ -84,8 +82,8 @@ def test_each_mode_has_its_types_and_the_runs_own_options(tree, taken, run):
     assert [one.mode for one in found] == ["bf16", "mxfp4"]
     assert taken == [dict.fromkeys(("fprop", "qk", "pv"), kind) for kind in ("none", "mxfp4")]
     words, options = told(run)
-    assert words[: words.index("--")] == ["--tokens", "5"]
-    assert "--transformer-impl" in words[words.index("--") :]
+    assert words["choice"] == {"data": [], "tokens": 5, "tokenizer": None}
+    assert "--transformer-impl" in words["platform"]
     assert options["asked"] == {"fprop": "mxfp4", "qk": "mxfp4", "pv": "mxfp4"}
     assert options["quantizer"] == {"block": 16, "cache_weights": True}
     assert options["layers"] == {"exclude": ["output_layer"], "include": ["o*"]}
@@ -94,26 +92,28 @@ def test_each_mode_has_its_types_and_the_runs_own_options(tree, taken, run):
 
 def test_by_default_the_mode_is_the_one_of_the_checkpoint(tree, run):
     place = SavedModel.find(run / "checkpoints")
-    (own,) = evaluation.evaluate(tree, [place], [AS_TRAINED], ())
+    (own,) = evaluation.evaluate(tree, [place], [AS_TRAINED], evaluation.text())
     assert (own.mode, own.checkpoint) == ("FA_linear_mxfp8", "one")
     assert own.types == {"fprop": "mxfp8", "qk": "mxfp8", "pv": "none"}
     for types, mode in (({}, "bf16"), ({"pv": "mxfp4", "qk": "mxfp8"}, AS_TRAINED)):
         (run / "checkpoints/types.json").write_text(json.dumps(types))
-        assert evaluation.evaluate(tree, [place], [AS_TRAINED], ())[0].mode == mode
+        assert evaluation.evaluate(tree, [place], [AS_TRAINED], evaluation.text())[0].mode == mode
 
 
 def test_it_is_said_which_checkpoint_and_mode_of_how_many_is_measured(tree, run):
     said = []
-    evaluation.evaluate(tree, [SavedModel.find(run)], ["bf16", "FA_mxfp8"], (), said.append)
+    evaluation.evaluate(
+        tree, [SavedModel.find(run)], ["bf16", "FA_mxfp8"], evaluation.text(), said.append
+    )
     assert said == ["one: bf16 (1 of 2)", "one: FA_mxfp8 (2 of 2)"]
-    evaluation.evaluate(tree, [SavedModel.find(run)], ["bf16"], (), said.append)
+    evaluation.evaluate(tree, [SavedModel.find(run)], ["bf16"], evaluation.text(), said.append)
     assert said[2:] == ["one: bf16"]
 
 
 def test_what_the_program_says_of_a_checkpoint_is_told(tree, run):
     (run / "checkpoints/fail.json").write_text('{"found": "It is damaged", "expected": "none"}')
     with pytest.raises(CheckpointError, match=r"It is damaged\. Expected: none"):
-        evaluation.evaluate(tree, [SavedModel.find(run)], ["bf16"], ())
+        evaluation.evaluate(tree, [SavedModel.find(run)], ["bf16"], evaluation.text())
 
 
 def test_a_place_is_a_run_a_folder_of_checkpoints_or_an_iteration(run, tmp_path):
@@ -149,15 +149,16 @@ def test_a_text_is_of_one_kind(tmp_path):
     with pytest.raises(DataError, match=r"a\.bin and a\.idx"):
         evaluation.text((tmp_path / "a",))
     (tmp_path / "b").write_text("words")
-    words = evaluation.text(file=tmp_path / "b", tokenizer=tmp_path, tokens=9)
-    assert words == ["--text", f"{tmp_path}/b", "--tokenizer", str(tmp_path), "--tokens", "9"]
+    request = evaluation.text(file=tmp_path / "b", tokenizer=tmp_path, tokens=9)
+    text = {"data": [], "text": tmp_path / "b", "tokenizer": tmp_path, "tokens": 9}
+    assert request == {"choice": text}
 
 
 def test_a_choice_that_means_nothing_is_refused():
-    assert evaluation.sampling(tokens=3, cache=False)[-1] == "--no-cache"
+    assert evaluation.sampling(tokens=3, cache=False)["cache"] is False
     with pytest.raises(CheckpointError, match=r"--top-k and --top-p .*--temperature 0"):
         evaluation.sampling(top_k=3)
-    assert "--top-p=0.5" in evaluation.sampling(temperature=1.0, top_p=0.5)
+    assert evaluation.sampling(temperature=1.0, top_p=0.5)["top_p"] == 0.5
 
 
 def loss(value, mode="bf16", name="one"):
@@ -209,12 +210,15 @@ def test_a_checkpoint_of_a_recipe_is_not_run_without_its_rows(tree, run, taken):
     options = (run / "quant.toml").rename(run / "moved.toml")
     place = SavedModel.find(run / "checkpoints")
     with pytest.raises(CheckpointError, match=rf"{place.folder} .*recipe.*quant\.toml"):
-        evaluation.evaluate(tree, [place], [AS_TRAINED], ())
+        evaluation.evaluate(tree, [place], [AS_TRAINED], evaluation.text())
     assert taken == []
-    assert evaluation.evaluate(tree, [place], ["bf16"], ())[0].mode == "bf16"
+    assert evaluation.evaluate(tree, [place], ["bf16"], evaluation.text())[0].mode == "bf16"
     options.rename(run / "checkpoints/quant.toml")
     place = SavedModel.find(run / "checkpoints")
-    assert evaluation.evaluate(tree, [place], [AS_TRAINED], ())[0].types["fprop"] == "mxfp8"
+    assert (
+        evaluation.evaluate(tree, [place], [AS_TRAINED], evaluation.text())[0].types["fprop"]
+        == "mxfp8"
+    )
 
 
 def test_rows_of_a_recipe_stay_in_a_later_phase(tmp_path):

@@ -86,7 +86,7 @@ def test_what_cannot_be_exported_leaves_nothing(command_line, model, tmp_path, w
 
 
 def test_types_of_a_quantizer_of_the_user_have_no_codes(command_line, tmp_path, monkeypatch):
-    monkeypatch.setattr(export, "ask", None)
+    monkeypatch.setattr(export, "call", None)
     run = tmp_path / "a run"
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints/latest_checkpointed_iteration.txt").write_text("3")
@@ -117,7 +117,7 @@ def test_a_target_that_is_there_and_a_source_without_weights_are_refused(
 def test_a_file_that_cannot_be_copied_is_named_before_the_weights_are_packed(
     command_line, model, tmp_path, monkeypatch, name, make
 ):
-    monkeypatch.setattr(export, "ask", None)
+    monkeypatch.setattr(export, "call", None)
     (model / name).unlink(missing_ok=True)
     make(model / name)
     code, _, err = command_line("export", model, tmp_path / "made", "--format", "mxfp4")

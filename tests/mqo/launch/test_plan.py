@@ -292,7 +292,7 @@ def test_what_fits_nowhere_is_refused_with_what_helps():
 def test_processes_that_divide_in_no_layout_are_refused_by_what_is_wrong():
     made = cell("llama32-1b", gpus=6)
     check_config(
-        made.with_experiment(training=SMALL).model_copy(update={"placement": Placement()}),
+        made.changed("experiment", training=SMALL).model_copy(update={"placement": Placement()}),
         Machine(1, 0),
     )
     with pytest.raises(LayoutError, match=r"128 sequences .*6"):
@@ -329,10 +329,10 @@ def test_the_planner_takes_the_stages_of_a_pattern():
     assert chosen.pipeline == 1  # 14 stages on 8 GPUs
     assert chosen.tensor > 1
     uneven = cell(flags=f"--hybrid-layer-pattern {'*-' * 16}|{'*-' * 13}", mode="linear_hif4")
-    uneven = uneven.with_experiment(model=uneven.experiment.model.model_copy(update=WIDE))
+    uneven = uneven.changed("experiment", model=uneven.experiment.model.model_copy(update=WIDE))
     assert planned(uneven) == Layout(8, pipeline=2)
     odd = uneven.experiment.model.model_copy(update={"pattern": "*-" * 29})
-    assert planned(uneven.with_experiment(model=odd)).pipeline == 1
+    assert planned(uneven.changed("experiment", model=odd)).pipeline == 1
 
 
 WIDE = {"ffn_hidden_size": 12736}  # half of it has no whole blocks of 64

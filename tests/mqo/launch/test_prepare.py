@@ -43,7 +43,7 @@ def test_a_length_that_is_no_number_is_refused():
 def test_a_dataset_without_a_sample_wants_data():
     bare = cell(dataset="dolma")
     corpus = bare.experiment.dataset.model_copy(update={"sample": False})
-    bare = bare.with_experiment(dataset=corpus)
+    bare = bare.changed("experiment", dataset=corpus)
     with pytest.raises(DataError, match=r"data .*for dolma;.*TOKENIZER DATA_PREFIX"):
         check_config(bare)
 

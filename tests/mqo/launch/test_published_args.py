@@ -2,7 +2,7 @@
 
 import pytest
 from mqo.errors import ConvertError
-from mqo.launch.published_args import Argument, check_published, table
+from mqo.launch.published_args import check_published, table
 
 # What upstream's parser has by default, of the arguments that are refused at any other value.
 DEFAULTS = dict.fromkeys(table().refused) | {
@@ -12,7 +12,7 @@ DEFAULTS = dict.fromkeys(table().refused) | {
     "add_position_embedding": True,
     "moe_router_score_function": "softmax",
 }
-PARSER = {name: Argument(flag=f"--{name}", default=value) for name, value in DEFAULTS.items()}
+PARSER = {name: {"flag": f"--{name}", "default": value} for name, value in DEFAULTS.items()}
 GROUPED = {
     "normalization": "RMSNorm",
     "swiglu": True,

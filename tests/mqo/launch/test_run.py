@@ -85,7 +85,7 @@ def test_what_torchrun_leaves_in_the_temporary_folder_is_removed(folder, tmp_pat
 
 
 def test_of_a_student_the_loss_that_it_is_trained_on_counts(folder):
-    student = CONFIG.with_experiment(teacher=folder.root)
+    student = CONFIG.changed("experiment", teacher=folder.root)
     train(folder, WRITE + "    row(4, 'logits loss', 0.5); row(4, 'kd loss', 0.75)\n")
     data = RunData(folder.root, folder.root, None)
     assert launch._sum_up(folder, student, data, {}, 1.0).train_loss == 0.75
@@ -137,7 +137,7 @@ Path({str(folder.ended)!r}).write_text('{{"steps": 160}}')
 def saved_at(step, folder):
     folder.mkdir()
     (folder / TRACKER).write_text(str(step))
-    return CONFIG.with_experiment(checkpoint=folder)
+    return CONFIG.changed("experiment", checkpoint=folder)
 
 
 @pytest.mark.parametrize("name", ["lm loss validation", None])

@@ -12,18 +12,17 @@ from mqo.launch.tasks import HELD_OUT, Score
 
 # Says what it was told, and scores one metric of each task.
 PROGRAM = """
-import json, sys
+import json
 from pathlib import Path
-command, checkpoint, target, *words = sys.argv[1:]
-(Path(checkpoint) / "told.json").write_text(json.dumps([command, words]))
-names = [after for before, after in zip(words, words[1:]) if before == "--task"]
-rows = [
-    {"task": name, "metric": "acc", "filter": "none", "value": 0.5, "stderr": None,
-     "documents": 4, "shots": 0, "version": 1.0}
-    for name in names
-]
-facts = {"scores": rows, "window": 4, "iteration": 3, "dtype": "float32", "seconds": 1.0}
-Path(target).write_text(json.dumps(facts))
+
+def tasks(checkpoint: Path, names: list[str], **words):
+    (checkpoint / "told.json").write_text(json.dumps(words | {"names": names}))
+    rows = [
+        {"task": name, "metric": "acc", "filter": "none", "value": 0.5, "stderr": None,
+         "documents": 4, "shots": 0, "version": 1.0}
+        for name in names
+    ]
+    return {"scores": rows, "window": 4, "iteration": 3, "dtype": "float32", "seconds": 1.0}
 """
 
 
@@ -72,37 +71,35 @@ def test_the_package_is_missed_before_anything_starts(monkeypatch):
     monkeypatch.setattr(tasks, "require", require)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SetupError, match=r"lm-eval .*'tasks'.*pip install"):
-        tasks.options(HELD_OUT)
+        tasks.options(HELD_OUT, evaluation.text())
 
 
 def test_what_means_nothing_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=f"--tasks .*{HELD_OUT}"):
-        tasks.options(" , ")
+        tasks.options(" , ", evaluation.text())
     with pytest.raises(CheckpointError, match=f"{tmp_path}/nowhere"):
-        tasks.options("one", folder=tmp_path / "nowhere")
+        tasks.options("one", evaluation.text(), folder=tmp_path / "nowhere")
     (tmp_path / "a text").write_text("words")
     text = evaluation.text(file=tmp_path / "a text")
     with pytest.raises(CheckpointError, match=r"^--text .*--limit"):
         tasks.options("one", text)
     with pytest.raises(CheckpointError, match=r"^--tokens .*--limit"):
-        tasks.options(HELD_OUT, [*text, "--tokens", "9"])
-    assert tasks.options(f"one,{HELD_OUT}", text)[-2:] == text
+        tasks.options(HELD_OUT, evaluation.text(file=tmp_path / "a text", tokens=9))
+    assert tasks.options(f"one,{HELD_OUT}", text)["choice"] == text["choice"]
 
 
 def test_the_program_is_told_of_each_task_once(tree, place, tmp_path):
-    words = tasks.options("one, two,one", folder=tmp_path, tokenizer=tmp_path, limit=5, shots=0)
-    found = tasks.evaluate(tree, [place], ["bf16", "mxfp4"], words)
+    choice = {"folder": tmp_path, "limit": 5, "shots": 0}
+    request = tasks.options("one, two,one", evaluation.text(), tokenizer=tmp_path, **choice)
+    found = tasks.evaluate(tree, [place], ["bf16", "mxfp4"], request)
     assert [(row.mode, row.task) for row in found] == [
         (mode, task) for mode in ("bf16", "mxfp4") for task in ("one", "two")
     ]
     assert found[2].types == dict.fromkeys(("fprop", "qk", "pv"), "mxfp4")
-    command, told = json.loads((place.folder / "told.json").read_text())
-    assert (command, told[: told.index("--")]) == ("tasks", words)
-    assert words[:4] == ["--task", "one", "--task", "two"]
-    assert words[4:] == [
-        *("--tasks-folder", str(tmp_path), "--tokenizer", str(tmp_path)),
-        *("--limit", "5", "--num-fewshot", "0"),
-    ]
+    told = json.loads((place.folder / "told.json").read_text())
+    assert told.pop("platform") and told.pop("ignored") == []
+    text = {"data": [], "tokens": None, "tokenizer": str(tmp_path)}
+    assert told == choice | {"folder": str(tmp_path), "names": ["one", "two"], "choice": text}
 
 
 def test_the_table_fits_80_columns_and_puts_modes_below_one_another():

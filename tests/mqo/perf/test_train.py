@@ -33,7 +33,7 @@ def test_the_pair_of_the_mode_differs_in_the_profiler_alone():
     first = one.experiment.extra_flags
     more = [flag for flag in again.experiment.extra_flags if flag not in first]
     assert {flag for flag in more if flag.startswith("--")} == set(PROFILER)
-    assert one.with_experiment(extra_flags=again.experiment.extra_flags) == again
+    assert one.changed("experiment", extra_flags=again.experiment.extra_flags) == again
     assert (made.baseline.config.quantization.mode, one.quantization.mode) == (
         "bf16",
         "FA_linear_mxfp8",
@@ -121,7 +121,7 @@ def test_the_command_of_a_run_is_that_of_its_cell(rest):
         assert words[:2] == ["mqo", "train"]
         own, extra = arguments.split_flags(words[2:])
         cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
-        assert cell == planned.config.with_experiment(training=cell.experiment.training)
+        assert cell == planned.config.changed("experiment", training=cell.experiment.training)
 
 
 def test_both_choices_of_gemms_are_facts_of_a_test():
@@ -139,8 +139,8 @@ def test_the_command_of_a_run_with_own_text_names_the_text(tmp_path):
     planned = plan(options, CPU).mode
     own, extra = arguments.split_flags(shlex.split(planned.command())[2:])
     cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
-    assert cell.experiment.text == data.text
-    assert cell == planned.config.with_experiment(training=cell.experiment.training)
+    assert cell.experiment.text == data["text"]
+    assert cell == planned.config.changed("experiment", training=cell.experiment.training)
     json.dumps(options.facts)
 
 

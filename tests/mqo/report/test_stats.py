@@ -22,7 +22,7 @@ def without_kernels():
     """The program computes with the reference: a kernel for each choice takes long to compile."""
     with pytest.MonkeyPatch.context() as patch:
         variables = {backend.ENVIRONMENT_VARIABLE: "reference"}
-        patch.setattr(report, "ask", partial(report.ask, variables=variables))
+        patch.setattr(report, "call", partial(report.call, variables=variables))
         yield
 
 

@@ -54,8 +54,9 @@ def test_the_largest_change_is_first(command_line, given, checkpoint, here, rank
     assert (here / "sensitivity.png").read_bytes().startswith(b"\x89PNG")
     assert not (here / "sensitivity.toml").exists()
     (_, before, after) = given[0]
-    assert before == ["sensitivity", str(checkpoint)]
-    assert after == ["--tokens", "4096", "--by=block"]
+    assert before == "sensitivity"
+    text = {"data": [], "tokens": 4096, "tokenizer": None}
+    assert after == {"choice": text, "ignored": [], "by": "block"}
     table = json.loads(command_line(*words, "--json")[1])
     assert [row["name"] for row in table["changes"]] == order
     assert table["files"] == [str(here / "sensitivity.png")]

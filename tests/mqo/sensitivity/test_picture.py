@@ -15,7 +15,7 @@ pytest.importorskip("matplotlib")
 def result(facts, monkeypatch, patched):
     monkeypatch.setattr(measure, "run", lambda *rest, **watching: dict(facts))
     model = type("Model", (), {"name": "one", "folder": "folder"})
-    return measure.measure(patched.tree, model, None, "mxfp4", "block")
+    return measure.measure(patched.tree, model, None, "mxfp4", "block", "gradient", {})
 
 
 def texts(path):

@@ -1,7 +1,5 @@
 """The recipe that keeps the most sensitive parts: how many, and that trainings take it."""
 
-from pathlib import Path
-
 import pytest
 from mqo.errors import MqoError
 from mqo.launch.config import resolve
@@ -81,7 +79,7 @@ def test_only_whole_layers_are_kept():
 def test_each_recipe_is_read_back_with_its_new_rules(name, tmp_path):
     with_ = ("output_layer",) if read(name).types.of_linear else ()
     recipe = chosen_recipe(None, name, (), with_)
-    plugins = plugins_of(map(Path, recipe.plugins), (), recipe.plugin_options)
+    plugins = plugins_of((), (), recipe)
     first = Change("decoder.layers.1.*", (), 1, 0.0, 0.0, 1.0)
     written = rules.keeping(recipe, [first])
     rules.write(written, plugins, 'a "summary"', tmp_path / "kept.toml")

@@ -1,6 +1,5 @@
 """The simulation against the same program on real tensors, in real processes."""
 
-import json
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +11,7 @@ from mqo.launch.machine import Machine
 from mqo.launch.program_cache import source_of
 from mqo.overlay.series import Series
 from mqo.process import temporary_folder
-from mqo.program import run_program
+from mqo.program import call
 from mqo.recipes import recipe as recipes
 from mqo.simulate.facts import RankFacts
 from mqo.simulate.jobs import PROGRAM, RunJob
@@ -63,14 +62,13 @@ def simulated(vendored, checkout_with):
             def one(rank):
                 told = {"world": world, "rank": rank, "per_node": 1, "real": real}
                 told |= {"flags": list(job.flags), "micro_batches": steps}
-                target = folder / f"{rank}.json"
                 variables = {
                     **{"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)},
                     **{"OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": str(world)},
                     "MQO_QUANT_CONFIG": str(folder / "quant.toml"),
                 }
-                run_program(program, [str(target), json.dumps(told)], variables=variables)
-                return RankFacts(**json.loads(target.read_text()))
+                request = {"job": told}
+                return RankFacts(**call(program, "simulate", request, variables=variables))
 
             return list(pool.map(one, range(world)))
 

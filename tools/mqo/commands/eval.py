@@ -77,8 +77,9 @@ def evaluate(
     given = joined(modes)
     names = tables.expand_modes(given) if given else [AS_TRAINED]
     sources = [SavedModel.find(path) for path in checkpoints]
+    ignored = {"ignored": ignore_argument or []}
     if tasks is not None:
-        words = evaluation.ignoring(ignore_argument or ()) + harness.options(
+        request = ignored | harness.options(
             tasks,
             evaluation.text(data or (), text, tokens=tokens),
             folder=tasks_folder,
@@ -86,7 +87,7 @@ def evaluate(
             limit=limit,
             shots=num_fewshot,
         )
-        scores = harness.evaluate(settled(tree), sources, names, words, stderr(), own)
+        scores = harness.evaluate(settled(tree), sources, names, request, stderr(), own)
         rows = [vars(score) for score in scores]
         emit("eval", None, "\n".join(harness.score_lines(scores)), as_json, tasks=rows)
         return
@@ -94,8 +95,7 @@ def evaluate(
         raise CheckpointError(
             "--tasks-folder, --limit and --num-fewshot need --tasks", expected="--tasks with them"
         )
-    words = evaluation.text(data or (), text, tokenizer, tokens)
-    words += evaluation.ignoring(ignore_argument or ())
-    losses = evaluation.evaluate(settled(tree), sources, names, words, stderr(), own)
+    request = ignored | evaluation.text(data or (), text, tokenizer, tokens)
+    losses = evaluation.evaluate(settled(tree), sources, names, request, stderr(), own)
     rows = [loss.as_table() for loss in losses]
     emit("eval", None, "\n".join(evaluation.loss_lines(losses)), as_json, losses=rows)

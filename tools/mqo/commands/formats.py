@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 
 from mqo.commands.options import FormatsOption, JsonOption
 from mqo.extras import require
-from mqo.program import ask
+from mqo.program import call
 from mqo.project import Project
 from mqo.quant.formats import FORMATS, Format
 from mqo.quant.own_formats import FormatRow
@@ -81,7 +80,8 @@ def _rows(formats: Mapping[str, Format], own: Mapping[str, FormatRow]) -> list[d
     """Return the facts of formats, with the SQNR in dB; `own` are rows of the user."""
     require("torch")
     rows = {name: row.as_table() for name, row in own.items()}
-    errors = ask(Project.here().ours / PROGRAM, [f"--own={json.dumps(rows)}", *formats])
+    request = {"formats": [*formats], "own": rows}
+    errors = call(Project.here().ours / PROGRAM, "measure", request)
     return [
         {
             "name": row.name,
@@ -93,7 +93,7 @@ def _rows(formats: Mapping[str, Format], own: Mapping[str, FormatRow]) -> list[d
             "block_scale": row.block_scale and row.block_scale.name,
             "smallest": 2.0**row.element.min_exponent,
             "largest": row.element.max_value,
-            "sqnr_db": errors["sqnr_db"][row.name],
+            "sqnr_db": errors[row.name],
             "source": row.source,
         }
         for row in formats.values()

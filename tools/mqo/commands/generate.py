@@ -57,7 +57,7 @@ def generate(
     given = [*(prompt or ()), *(_lines(prompts) if prompts else ())]
     if not given:
         raise CheckpointError("No prompt was given", expected="--prompt TEXT, or --prompts FILE")
-    words = evaluation.sampling(
+    request = evaluation.sampling(
         tokens=tokens,
         cache=not no_cache,
         temperature=temperature,
@@ -65,10 +65,10 @@ def generate(
         top_p=top_p,
         seed=seed,
     )
-    words += evaluation.ignoring(ignore_argument or ())
+    request |= {"ignored": ignore_argument or []}
     own = OwnTypes.from_options(formats, plugin, plugin_option)
     source, mode = SavedModel.find(checkpoint), mode or AS_TRAINED
-    more = (words, tokenizer, own)
+    more = (request, tokenizer, own)
     result = evaluation.generate(settled(tree), source, mode, given, *more)
     written = "\n\n".join(row["prompt"] + row["text"] for row in result["texts"])
     emit("generate", None, written, as_json, **result)

@@ -109,15 +109,15 @@ def check(
 
     Exit code 1 if a check failed.
     """
-    from mqo.program import ask
+    from mqo.program import call
     from mqo.recipes.quantizer_packages import file_of
 
     file = file_of(file)
     if not file.is_file():
         raise PluginError(f"{file} is not a file", expected="a file of Python with @quantizer")
-    facts = ask(Project.here().ours / PROGRAM, [str(file.resolve())], error=PluginError)
-    rows = facts["quantizers"]
+    request = {"file": file.resolve()}
+    rows = call(Project.here().ours / PROGRAM, "check", request, error=PluginError)
     text = "\n\n".join(row.pop("text") for row in rows)
-    emit("plugin", None, text, as_json, **facts)
+    emit("plugin", None, text, as_json, quantizers=rows)
     if not all(row["passed"] for row in rows):
         raise typer.Exit(1)

@@ -90,11 +90,11 @@ def sensitivity(
     own = OwnTypes.from_options(formats, plugin, plugin_option)  # before names are checked
     measured = chosen_recipe(mode, recipe, without or (), with_ or ())
     quant = passes(measured, own)
-    words = evaluation.text(data or (), text, tokenizer, tokens)
-    words += evaluation.ignoring(ignore_argument or ())
+    request = evaluation.text(data or (), text, tokenizer, tokens)
+    request |= {"ignored": ignore_argument or []}
     model = SavedModel.find(checkpoint)
     label = quant.name if recipe is None else measured.label
-    result = measure(settled(tree), model, quant, label, by, rank, words, stderr())
+    result = measure(settled(tree), model, quant, label, by, rank, request, stderr())
     lines = table_lines(result)
     if share is not None:
         chosen = keep.kept(result, share)

@@ -7,7 +7,7 @@ from typing import Any
 
 from mqo.errors import CheckpointError, MqoError
 from mqo.megatron.run.files import MOST_DIGITS, RELEASE, TRACKER, iteration_folder, iteration_of
-from mqo.program import ask
+from mqo.program import call
 from mqo.untrusted import Limit, check_file, list_folder, read_text, reading
 
 EVALUATE = "tools/evaluate.py"
@@ -72,6 +72,6 @@ def describe(tree: Path, folder: Path) -> dict[str, Any]:
         CheckpointError: it cannot be used.
         RunError: the program failed in another way.
     """
-    variables = {"CUDA_VISIBLE_DEVICES": ""}
-    words = ["describe", str(folder)]
-    return ask(tree / EVALUATE, words, variables=variables, error=CheckpointError)
+    options = {"variables": {"CUDA_VISIBLE_DEVICES": ""}, "error": CheckpointError}
+    facts: dict[str, Any] = call(tree / EVALUATE, "describe", {"checkpoint": folder}, **options)
+    return facts

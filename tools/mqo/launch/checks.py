@@ -7,7 +7,6 @@ fault stops both with the same message.
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -145,28 +144,28 @@ def _facts(
     """
     experiment = config.experiment
     data = RunData(Path("TOKENIZER"), Path("DATA_PREFIX"), None)
+    processes = str(config.placement.cluster.processes)
     folder, uses_engine = RunFolder(Path("RUN")), engine.is_asked(experiment.extra_flags)
     request = {
         "flags": megatron_flags(config, machine, data, folder, Path("INDICES")),
         "model_flags": coverage.one_process_flags(config, vocabulary_flags(experiment)),
-        "processes": config.placement.cluster.processes,
         "distills": experiment.teacher is not None,
         "is_cpu": not machine.has_cuda,
-        "variables": validated_variables(experiment.extra_flags),
+        "variables": {**validated_variables(experiment.extra_flags), "WORLD_SIZE": processes},
         # Without the run's own packages Transformer Engine would seem to be missing.
         "python_path": os.environ.get("PYTHONPATH", "") if uses_engine else "",
     }
     quant = config.quantization
     # Only Transformer Engine's layers read more than the flags.
     options = config.quant_toml(dict(quant.types or {})) if uses_engine else ""
-    untyped = quant.model_copy(update={"types": dict.fromkeys(SITES, NONE)})
-    plain = config.model_copy(update={"quantization": untyped})
+    plain = config.changed("quantization", types=dict.fromkeys(SITES, NONE))
     with source_of(project, tree, series, plain, PROGRAM, coverage.PROGRAM) as source:
         return ask_cached(
             project,
             source,
             PROGRAM,
-            [json.dumps(request)],
+            "check",
+            request,
             options=options,
             limit_s=TIME_LIMIT_S,
             help="`mqo doctor` checks this machine",

@@ -139,11 +139,6 @@ class Quantization(_Section):
         of_tree = self.formats if self.types is None else ()
         return all_types(self.types, self.schedule, self.recipe).union(of_tree)
 
-    def using(self, types: Mapping[str, str]) -> Quantization:
-        """Return a copy without the user's formats that a run with these types does not use."""
-        names = all_types(types, self.schedule, self.recipe)
-        return self.model_copy(update={"formats": used_formats(self.formats, names)})
-
     @property
     def library_types(self) -> dict[str, str]:
         """Return {library: format} of what other libraries quantize."""
@@ -250,10 +245,14 @@ class RunConfig(_Section):
         recipe = self.quantization.recipe
         return recipe.rows(block_layers(self.experiment)) if recipe else {}
 
+    def changed(self, part: str, **fields: Any) -> RunConfig:
+        """Return a copy with changed fields of a part."""
+        own = getattr(self, part).model_copy(update=fields)
+        return self.model_copy(update={part: own})
+
     def with_layout(self, flags: Sequence[str]) -> RunConfig:
         """Return a copy with these flags of a layout."""
-        placement = self.placement.model_copy(update={"layout": tuple(flags)})
-        return self.model_copy(update={"placement": placement})
+        return self.changed("placement", layout=tuple(flags))
 
     def settings(self) -> dict[str, Any]:
         """Return all fields as JSON, without what only describes a recipe.
@@ -264,18 +263,13 @@ class RunConfig(_Section):
 
     def using(self, types: Mapping[str, str]) -> RunConfig:
         """Return a copy without the user's formats that a run with these types does not use."""
-        return self.model_copy(update={"quantization": self.quantization.using(types)})
+        quant = self.quantization
+        names = all_types(types, quant.schedule, quant.recipe)
+        return self.changed("quantization", formats=used_formats(quant.formats, names))
 
     def with_library(self, library: LibraryQuantization) -> RunConfig:
         """Return a copy with what another library quantizes."""
-        libraries = (*self.quantization.libraries, library)
-        quantization = self.quantization.model_copy(update={"libraries": libraries})
-        return self.model_copy(update={"quantization": quantization})
-
-    def with_experiment(self, **changes: Any) -> RunConfig:
-        """Return a copy with changed fields of the experiment."""
-        experiment = self.experiment.model_copy(update=changes)
-        return self.model_copy(update={"experiment": experiment})
+        return self.changed("quantization", libraries=(*self.quantization.libraries, library))
 
 
 def resolve(
@@ -304,32 +298,23 @@ def resolve(
     `rest` are fields of the parts, and options by their names. `keep_checkpoints` defaults to the
     number in the training configuration, or to all if the folder already holds more.
     """
-    own = _plugins(recipe, plugins, plugin_options)
+    own = plugins_of(plugins, plugin_options, recipe)
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
     experiment_fields, quantization_fields, placement_fields, recording_fields = _by_part(rest)
     experiment = _experiment(model, dataset, training, dtype, experiment_fields)
-    mode = _mode(quantization, linear, attention)
-    if mode is None and attention_gemms != "forward":
-        raise MqoError(
-            f"--attention-gemms {attention_gemms} changes nothing: the types are those in the tree",
-            expected=f"a mode other than {SOURCE}, or --attention-gemms forward",
-        )
+    mode = _mode(quantization, linear, attention, attention_gemms)
     types = mode.types(gemms, attention_gemms) if mode else None
     if recipe is not None:
         _check_conflicts(recipe, mode, gemms, attention_gemms, options)
         types, gemms = (types or {}) | recipe.types.by_site(), "all"
         options = recipe.options | options
-    saves = bool(
-        experiment.training.save_interval
-        or experiment.checkpoint
-        or "--save" in experiment.extra_flags
-    )
-    _check_options(options, placement_fields.get("without", ()), saves=saves)
+    _check_options(options, placement_fields.get("without", ()), experiment)
     if engine.is_asked(experiment.extra_flags):
         options.setdefault("cache_weights", True)  # as it does: weights are rounded once per step
     options.setdefault("keep_checkpoints", _kept(experiment.checkpoint, experiment.training))
     quantizer, recorder = split(options)
-    names = all_types(types, quantization_fields.get("schedule", ()), recipe)
+    schedule = quantization_fields.get("schedule", ())
+    names = all_types(types, schedule, recipe)
     return RunConfig(
         experiment=experiment,
         quantization=Quantization(
@@ -341,21 +326,12 @@ def resolve(
             formats=used_formats(own_rows(), None if types is None else names),
             plugins=used(own, names),
             options=quantizer,
-            libraries=_libraries(experiment, types, quantization_fields.get("schedule", ())),
+            libraries=_libraries(experiment, types, schedule),
             **quantization_fields,
         ),
         placement=Placement(**placement_fields),
         recording=Recording(options=recorder, **recording_fields),
     )
-
-
-def _plugins(
-    recipe: Recipe | None, files: Iterable[Path], options: Iterable[str]
-) -> tuple[RunPlugin, ...]:
-    """Return the quantizers of the files and of the recipe; options override the recipe's."""
-    if recipe is None:
-        return plugins_of(files, options)
-    return plugins_of([*files, *map(Path, recipe.plugins)], options, recipe.plugin_options)
 
 
 def all_types(
@@ -383,7 +359,7 @@ def _experiment(
     if (name := rest.get("name")) is not None:
         check_own("model", name)
     full, file = model_of(model, name)
-    flags = absolute_paths(rest.get("extra_flags", ()))
+    flags = tuple(absolute_paths(rest.get("extra_flags", ())))
     if rest.get("text") is not None and dataset in tables.datasets():
         dataset = None  # the scripts name one, which would be a false name for a text
     corpus = dataset_of(dataset, rest.get("data_prefix"), flags)
@@ -486,7 +462,7 @@ def _check_conflicts(
             )
 
 
-def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bool) -> None:
+def _check_options(options: dict[str, Any], without: Sequence[str], experiment: Experiment) -> None:
     """Raise MqoError for options that need a patch that is left out, or that change nothing."""
     if "fused_attention" in without and options.get("unnormalized_probs"):
         flag = OPTIONS["unnormalized_probs"].flag
@@ -494,12 +470,12 @@ def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bo
             f"{flag} needs the patch fused_attention, which --without-patch leaves out",
             expected="one of them",
         )
-    if saves or not options.get("keep_checkpoints"):
-        return
-    raise MqoError(
-        f"{OPTIONS['keep_checkpoints'].flag} changes nothing: this run saves no checkpoint",
-        expected="CHECKPOINT, the first argument, or a training configuration that saves",
-    )
+    saves = experiment.training.save_interval or experiment.checkpoint
+    if options.get("keep_checkpoints") and not (saves or "--save" in experiment.extra_flags):
+        raise MqoError(
+            f"{OPTIONS['keep_checkpoints'].flag} changes nothing: this run saves no checkpoint",
+            expected="CHECKPOINT, the first argument, or a training configuration that saves",
+        )
 
 
 def _kept(checkpoint: Path | None, training: Training) -> int:
@@ -512,7 +488,9 @@ def _kept(checkpoint: Path | None, training: Training) -> int:
     return 0 if there > training.keep_last + 1 else training.keep_last
 
 
-def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode | None:
+def _mode(
+    quantization: str, linear: str | None, attention: str | None, attention_gemms: AttentionGemms
+) -> Mode | None:
     """Return the mode with its changes; None for the types in the tree's source."""
     if quantization != SOURCE:
         mode = tables.pick(tables.modes(), "quantization mode", quantization)
@@ -522,5 +500,10 @@ def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode 
             f"The quantization '{SOURCE}' takes all types from the tree",
             expected="no other type with it",
             help="`script/quant_type_modifier.py` changes the types in the tree",
+        )
+    if attention_gemms != "forward":
+        raise MqoError(
+            f"--attention-gemms {attention_gemms} changes nothing: the types are those in the tree",
+            expected=f"a mode other than {SOURCE}, or --attention-gemms forward",
         )
     return None

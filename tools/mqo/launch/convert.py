@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from mqo.display import Say
 from mqo.errors import ConvertError, DiskFullError, RunError, full_disk_of, is_full
@@ -33,14 +33,14 @@ from mqo.launch.hf_config import (
 )
 from mqo.launch.hf_source import CONFIG, check_hf_folder, refuse_hf_folder
 from mqo.launch.machine import Machine
-from mqo.launch.published_args import Argument, check_published
+from mqo.launch.published_args import check_published
 from mqo.launch.size import check_size
 from mqo.matrix.tables import Dtype, Shape
 from mqo.megatron.run.files import TRACKER
 from mqo.megatron.run.gpt_blocks import FRESH, as_gpt, given_pattern
 from mqo.output import target_of
 from mqo.process import temporary_folder
-from mqo.program import Advance, ask, run_program
+from mqo.program import Advance, call
 from mqo.runs import checkpoints_of, run_of
 
 PROGRAM = "tools/convert.py"
@@ -82,13 +82,6 @@ class Trained:
     is_hybrid: bool
 
 
-class Published(NamedTuple):
-    """The arguments of a model to publish, and whether it was trained as a HybridModel."""
-
-    args: dict[str, Any]
-    is_hybrid: bool
-
-
 def hf_to_megatron(
     tree: Path, source: Path, target: Path, report: Say = lambda line: None
 ) -> Converted:
@@ -102,9 +95,7 @@ def hf_to_megatron(
     shape, sequence = shape_of_config(config), context_of("config.json", config)
     check_size("config.json", shape)
     with staged(target) as stage:
-        _run(
-            tree, ["to-megatron", str(source), str(stage), *program_flags(shape, sequence)], report
-        )
+        _run(tree, "to_megatron", source, stage, program_flags(shape, sequence), report)
     return Converted(str(target), tuple(architecture_flags(shape, sequence)), notes_on(config))
 
 
@@ -145,9 +136,7 @@ def finalize(tree: Path, source: Path, target: Path, report: Say = lambda line: 
     checkpoint = checkpoints_of(source)
     require_tracker(checkpoint, ConvertError, f"a run that saved, or a folder with {TRACKER}")
     with staged(target) as stage:
-        _run(
-            tree, ["finalize", str(checkpoint), str(stage), *platform_flags(Machine(1, 0))], report
-        )
+        _run(tree, "finalize", checkpoint, stage, platform_flags(Machine(1, 0)), report)
     return Converted(str(target))
 
 
@@ -191,7 +180,7 @@ def write_in_full(
     config = config_of(checkpoint.shape, dtype or own, checkpoint.sequence)
     write_configs(folder, config, checkpoint.tokenizer)
     flags = [*program_flags(checkpoint.shape, checkpoint.sequence), *DTYPES[own]]
-    _run(tree, ["to-hf", str(checkpoint.folder), str(folder), *flags], report)
+    _run(tree, "to_hf", checkpoint.folder, folder, flags, report)
 
 
 def write_configs(stage: Path, config: dict[str, Any], tokenizer: Path | None) -> None:
@@ -217,8 +206,8 @@ def checkpoint_arguments(tree: Path, checkpoint: Path) -> dict[str, Any]:
 
 def published_args(
     tree: Path, checkpoint: Path, ignored: Collection[str] = (), *, takes_mamba: bool = False
-) -> Published:
-    """Return the arguments in a checkpoint that is to be published.
+) -> tuple[dict[str, Any], bool]:
+    """Return the arguments in a checkpoint to publish, and whether it is a HybridModel's.
 
     Those of a HybridModel are returned as a GPT's, unless it has Mamba layers. `ignored` are
     unknown arguments that the user accepts. `takes_mamba` is as for `trained`.
@@ -229,7 +218,6 @@ def published_args(
     facts = _facts(tree, checkpoint)
     args = facts["arguments"]
     pattern = given_pattern(args)
-    parser = {name: Argument(**argument) for name, argument in facts["parser"].items()}
     if pattern is not None and FRESH in pattern and not takes_mamba:
         raise _has_mamba(checkpoint)
     if pattern is None or FRESH not in pattern:
@@ -240,8 +228,8 @@ def published_args(
                 f"The model in {checkpoint} cannot be converted: {error}",
                 expected="blocks of attention (* or +) and an MLP (-) or experts (E)",
             ) from error
-    check_published(args, parser, ignored)
-    return Published(args, pattern is not None)
+    check_published(args, facts["parser"], ignored)
+    return args, pattern is not None
 
 
 def refuse_mamba(folder: Path) -> None:
@@ -260,7 +248,9 @@ def _has_mamba(source: Path) -> ConvertError:
 
 
 def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:
-    return ask(tree / PROGRAM, ["describe", str(checkpoint)], error=ConvertError)
+    request = {"checkpoint": checkpoint}
+    facts: dict[str, Any] = call(tree / PROGRAM, "describe", request, error=ConvertError)
+    return facts
 
 
 @contextmanager
@@ -287,8 +277,10 @@ def staged(target: Path) -> Iterator[Path]:
         stage.rename(target)
 
 
-def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
-    """Run the program; ConvertError with its message if the files caused it, else RunError."""
+def _run(
+    tree: Path, function: str, source: Path, target: Path, flags: list[str], report: Say
+) -> None:
+    """Call the program; ConvertError with its message if the files caused it, else RunError."""
     require("modelopt")  # which knows the names of the weights
     told: set[Advance] = set()
 
@@ -297,4 +289,5 @@ def _run(tree: Path, words: list[str], report: Say = lambda line: None) -> None:
             told.add(advance)
             report(f"  {advance.done}/{advance.total}  {advance.what}")
 
-    run_program(tree / PROGRAM, words, error=ConvertError, watch=watch)
+    request = {"source": source, "target": target, "flags": flags}
+    call(tree / PROGRAM, function, request, error=ConvertError, watch=watch)

@@ -6,7 +6,6 @@ program of the tree runs.
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,13 +27,12 @@ from mqo.launch.options import ENVIRONMENT_VARIABLE, OPTIONS, Chosen, quant_toml
 from mqo.launch.own_formats import format_rows
 from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
 from mqo.launch.plugins import copy_files, toml_rows
-from mqo.launch.published_args import IGNORE_FLAG
 from mqo.matrix import tables
 from mqo.matrix.tables import NONE
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.program import Watch, ask
+from mqo.program import Watch, call
 from mqo.quant import excludes
 from mqo.quant.formats import SITES
 from mqo.run_records import damaged
@@ -45,13 +43,16 @@ GENERATE = "tools/generate.py"
 _LARGEST = math.log(sys.float_info.max)
 
 
+Request = Mapping[str, Any]  # arguments of a function of a program
+
+
 def text(
     data: Sequence[Path] = (),
     file: Path | None = None,
     tokenizer: Path | None = None,
     tokens: int | None = None,
-) -> list[str]:
-    """Return the options that name the text: indexed datasets, a file, or else the held-out data.
+) -> dict[str, Any]:
+    """Return the request for a text: indexed datasets, a file, or else the held-out data.
 
     `tokens` is the maximum number of predicted tokens.
 
@@ -67,27 +68,21 @@ def text(
         )
     for prefix in data:
         check_prefix(prefix)
-    words = [word for prefix in data for word in ("--data", str(prefix.resolve()))]
+    choice: dict[str, Any] = {"data": [prefix.resolve() for prefix in data], "tokens": tokens}
     with reading(CheckpointError):
         if file:
             check_file(file, Limit.TEXT)
-            words += ["--text", str(file.resolve())]
-    words += tokenizer_words(tokenizer)
-    return words + (["--tokens", str(tokens)] if tokens else [])
+            choice["text"] = file.resolve()
+    return {"choice": choice | {"tokenizer": checked_tokenizer(tokenizer)}}
 
 
-def tokenizer_words(folder: Path | None) -> list[str]:
-    """Return the option for a tokenizer; CheckpointError if its files are not safe to read."""
+def checked_tokenizer(folder: Path | None) -> Path | None:
+    """Return a tokenizer's absolute path; CheckpointError if its files are not safe to read."""
     if folder is None:
-        return []
+        return None
     with reading(CheckpointError):
         check_tokenizer(folder)
-    return ["--tokenizer", str(folder.resolve())]
-
-
-def ignoring(names: Sequence[str]) -> list[str]:
-    """Return the options that make a program accept unknown arguments of a checkpoint."""
-    return [f"{IGNORE_FLAG}={name}" for name in names]
+    return folder.resolve()
 
 
 @dataclass(frozen=True)
@@ -122,41 +117,46 @@ class Loss:
 
 
 def sampling(
-    *, temperature: float = 0.0, top_k: int = 0, top_p: float = 1.0, cache: bool = True, **rest: int
-) -> list[str]:
-    """Return the options for sampling; temperature 0 takes the most likely token.
+    *,
+    tokens: int = 64,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    cache: bool = True,
+) -> dict[str, Any]:
+    """Return the request for sampling; temperature 0 takes the most likely token.
 
-    `rest` has `tokens`, the maximum per prompt, and `seed`. CheckpointError if an option would have
-    no effect.
+    `tokens` is the maximum per prompt. CheckpointError if an option would have no effect.
     """
     if temperature == 0 and (top_k or top_p < 1):
         raise CheckpointError(
             "--top-k and --top-p change nothing at --temperature 0, which does not sample",
             expected="a --temperature above 0, such as 1",
         )
-    numbers = {"temperature": temperature, "top-k": top_k, "top-p": top_p, **rest}
-    words = [f"--{name}={value}" for name, value in numbers.items()]
-    return words + ([] if cache else ["--no-cache"])
+    numbers = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    return {"tokens": tokens, **numbers, "cache": cache}
 
 
 def evaluate(
     tree: Tree,
     models: Sequence[SavedModel],
     modes: Sequence[str],
-    words: Sequence[str] = (),
+    request: Request,
     report: Say = lambda line: None,
     own: OwnTypes = NO_OWN_TYPES,
 ) -> list[Loss]:
     """Return each checkpoint's loss under each mode, in this order; AS_TRAINED is its own mode.
 
-    `words` is the result of `text`, `own` are the user's types.
+    `request` is the result of `text`, maybe with the unknown arguments to ignore as `ignored`;
+    `own` are the user's types.
 
     Raises:
         CheckpointError: a checkpoint or the text cannot be used.
         PluginError: a file of quantizers cannot be used, or changes nothing.
     """
     results = []
-    for model, quant, facts in measured(tree, models, modes, "run", words, report, own):
+    for model, quant, facts in measured(tree, models, modes, "run", request, report, own):
         loss, texts = float(facts.pop("loss")), tuple(facts.pop("text"))
         results.append(Loss(model.name, quant.name, quant.types, loss=loss, text=texts, **facts))
     return results
@@ -166,12 +166,12 @@ def measured(
     tree: Tree,
     models: Sequence[SavedModel],
     modes: Sequence[str],
-    command: str,
-    words: Sequence[str],
+    function: str,
+    request: Request,
     report: Say,
     own: OwnTypes,
 ) -> Iterator[tuple[SavedModel, ForwardPass, dict[str, Any]]]:
-    """Yield what a command of EVALUATE finds for each checkpoint under each mode, in this order.
+    """Yield what a function of EVALUATE finds for each checkpoint under each mode, in this order.
 
     Show the progress.
     """
@@ -181,8 +181,7 @@ def measured(
             name = quant.name
             display(f"{model.name}: {name}" + (f" ({n} of {len(pairs)})" if pairs[1:] else ""))
             watch = Count(display, f"  {n} of {len(pairs)}  {name}").show
-            before = [command, str(model.folder)]
-            yield model, quant, run(tree, model, quant, EVALUATE, before, words, watch=watch)
+            yield model, quant, run(tree, model, quant, EVALUATE, function, request, watch=watch)
 
 
 def generate(
@@ -190,26 +189,21 @@ def generate(
     model: SavedModel,
     mode: str,
     prompts: Sequence[str],
-    words: Sequence[str] = (),
+    request: Request,
     tokenizer: Path | None = None,
     own: OwnTypes = NO_OWN_TYPES,
 ) -> dict[str, Any]:
     """Return the text after each prompt: {"mode", "types", "iteration", "texts"}.
 
-    `words` is the result of `sampling`. Each text is {"prompt", "text", "tokens" (ids), "ended"
+    `request` is the result of `sampling`. Each text is {"prompt", "text", "tokens" (ids), "ended"
     ("length", or "end of document")}.
 
     Raises:
         CheckpointError: a checkpoint, a tokenizer or a prompt cannot be used.
     """
-    words = [*words]
-    words += tokenizer_words(tokenizer)
+    own_words = {"prompts": list(prompts), "tokenizer": checked_tokenizer(tokenizer)}
     ((_, quant),) = forward_passes(tree, [model], [mode], own)
-    with temporary_folder("mqo-generate-") as folder:
-        file = folder / "prompts.json"
-        file.write_text(json.dumps(list(prompts)), encoding="utf-8")
-        words += ["--prompts", str(file)]
-        facts = run(tree, model, quant, GENERATE, [str(model.folder)], words)
+    facts = run(tree, model, quant, GENERATE, "generate", {**request, **own_words})
     return {"mode": quant.name, "types": quant.types, **facts}
 
 
@@ -245,11 +239,11 @@ def run(
     model: SavedModel,
     quant: ForwardPass,
     program: str,
-    before: Sequence[str],
-    words: Sequence[str],
+    function: str,
+    request: Request,
     **watching: Watch,
 ) -> dict[str, Any]:
-    """Run a program on a snapshot with these types and the run's options, without records."""
+    """Call a program of a snapshot with these types and the run's options, without records."""
     machine = detect()
     with temporary_folder("mqo-evaluation-") as folder:
         source, config = folder / "source", folder / "quant.toml"
@@ -264,10 +258,10 @@ def run(
         formats, plugins = format_rows(quant.formats), toml_rows(quant.plugins)
         text = quant_toml(quant.types, options, **quant.rows, formats=formats, plugins=plugins)
         config.write_text(text, encoding="utf-8")
-        after = [*words, "--", *platform_flags(machine)]
+        whole = {"checkpoint": model.folder, "platform": platform_flags(machine), "ignored": []}
         variables = {ENVIRONMENT_VARIABLE: str(config), THREADS: threads(machine.cores)}
         chosen = {"variables": variables, "error": CheckpointError, **watching}
-        return ask(source / program, before, after=after, **chosen)
+        return call(source / program, function, {**whole, **request}, **chosen)
 
 
 def _check_included(quant: ForwardPass, include: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mqo.display import Say
 from mqo.errors import ConvertError
@@ -16,7 +16,7 @@ from mqo.launch.forward_pass import SavedModel, quant_toml_of
 from mqo.launch.hf_source import check_hf_folder, is_hf_folder
 from mqo.matrix.tables import Dtype, check_choice
 from mqo.process import temporary_folder
-from mqo.program import ask
+from mqo.program import call
 from mqo.quant import formats
 from mqo.untrusted import shown
 
@@ -124,10 +124,10 @@ def export(
     if is_hf_folder(source):
         check_hf_folder(source)
         convert.refuse_mamba(source)
-    options = ["--type", quant_type] if quant_type else ["--config", str(_config(source))]
-    options += ["--layout", layout] if layout else []
+    config = None if quant_type else _config(source)
     checkpoint = None if is_hf_folder(source) else convert.trained(tree, source, ignored=ignored)
-    options += ["--hybrid"] if checkpoint is not None and checkpoint.is_hybrid else []
+    chosen: dict[str, Any] = {"quant_type": quant_type, "config": config, "layout": layout}
+    chosen["is_hybrid"] = checkpoint is not None and checkpoint.is_hybrid
     if checkpoint is None and dtype is not None:
         raise ConvertError(
             f"--dtype was given for the Hugging Face folder {source}, whose dtype stays",
@@ -147,7 +147,8 @@ def export(
                 convert.write_in_full(tree, checkpoint, stage, dtype, report)
         with convert.staged(target) as stage:
             notes = (*(checkpoint.notes if checkpoint else ()), *_copy_rest(plain, stage))
-            facts = ask(tree / PROGRAM, [str(plain), str(stage)], after=options, error=ConvertError)
+            request = {"source": plain, "target": stage, **chosen}
+            facts = call(tree / PROGRAM, "write", request, error=ConvertError)
             readers = READERS[facts["layout"]].text
             exported = Exported(str(target), **facts, readers=readers, notes=notes)
             if exported.layout == OWN:

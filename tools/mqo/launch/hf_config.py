@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,13 @@ def shape_of_config(config: Mapping[str, Any]) -> Shape:
     only = {"model_type": (family.model_type,), **_WHOLE_HEADS, **family.fixed}
     refuse_others(where, config, only)
     _refuse_unknown(where, config, known_keys(family))
-    return _checked(where, functools.partial(_of_config, family), config)
+    with _typed_errors(where):
+        return Shape(
+            **read_names(config, family.sizes),
+            tied_embeddings=config.get("tie_word_embeddings", False),
+            **_positions(family, config),
+            **family.read(config),
+        )
 
 
 @functools.cache
@@ -83,7 +90,17 @@ def shape_of_args(args: Mapping[str, Any]) -> Shape:
 
     If the arguments do not have that number, because the tokenizer set it, padding rows count.
     """
-    return _checked("The checkpoint", _of_args, args)
+    same = ("hidden_size", "ffn_hidden_size", "num_attention_heads")
+    with _typed_errors("The checkpoint"):
+        latent = args.get("multi_latent_attention")
+        return Shape(
+            **{name: args[name] for name in same},
+            **_layers_of_args(args),
+            vocab_size=args.get("vocab_size") or args["padded_vocab_size"],
+            tied_embeddings=not args["untie_embeddings_and_output_weights"],
+            norm_epsilon=args["layernorm_epsilon"],
+            **(_latent_of_args if latent else _heads_of_args)(args),
+        )
 
 
 def config_of(shape: Shape, dtype: Dtype, sequence: int) -> dict[str, Any]:
@@ -111,11 +128,11 @@ def dtype_of_args(args: Mapping[str, Any]) -> Dtype:
     return "bf16" if args.get("bf16") else "fp16" if args.get("fp16") else "fp32"
 
 
-def _checked(
-    where: str, convert: Callable[[Mapping[str, Any]], Shape], table: Mapping[str, Any]
-) -> Shape:
+@contextmanager
+def _typed_errors(where: str) -> Iterator[None]:
+    """Raise ConvertError for what a damaged table makes its readers raise."""
     try:
-        return convert(table)
+        yield
     except KeyError as error:
         raise ConvertError(f"{where} lacks {error}", expected="all fields of its kind") from None
     except ValidationError as error:
@@ -141,18 +158,6 @@ def _refuse_unknown(where: str, table: Mapping[str, Any], known: frozenset[str])
 
 
 # -- from config.json ------------------------------------------------------------------------------
-
-
-def _of_config(family: Family, config: Mapping[str, Any]) -> Shape:
-    return Shape(**_common(family, config), **family.read(config))
-
-
-def _common(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **read_names(config, family.sizes),
-        "tied_embeddings": config.get("tie_word_embeddings", False),
-        **_positions(family, config),
-    }
 
 
 def _positions(family: Family, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,19 +226,6 @@ def _yarn(factor: float, mscale: float, all_dim: float) -> Yarn:
 
 
 # -- from a checkpoint's arguments -----------------------------------------------------------------
-
-
-def _of_args(args: Mapping[str, Any]) -> Shape:
-    same = ("hidden_size", "ffn_hidden_size", "num_attention_heads")
-    latent = args.get("multi_latent_attention")
-    return Shape(
-        **{name: args[name] for name in same},
-        **_layers_of_args(args),
-        vocab_size=args.get("vocab_size") or args["padded_vocab_size"],
-        tied_embeddings=not args["untie_embeddings_and_output_weights"],
-        norm_epsilon=args["layernorm_epsilon"],
-        **(_latent_of_args if latent else _heads_of_args)(args),
-    )
 
 
 def _layers_of_args(args: Mapping[str, Any]) -> dict[str, Any]:

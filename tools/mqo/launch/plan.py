@@ -278,7 +278,7 @@ def _judged(config: RunConfig, machine: Machine, work: Workload) -> list[str]:
     line = f"as given: {own.layout}; {_how(own)}: {gib(own.need)} of {_room(machine)}"
     if own.need <= work.limit:
         return [line]
-    free = config.with_experiment(extra_flags=_without_own(config.experiment.extra_flags))
+    free = config.changed("experiment", extra_flags=_without_own(config.experiment.extra_flags))
     fit = choose(work, lambda layout: divides(free, layout))
     lines = [f"warning: {line}: it will probably run out of memory"]
     if fit:

@@ -21,6 +21,7 @@ from mqo.quant.own_formats import FormatRow
 from mqo.quant.plugin_modules import digest_of, local_files, location_of
 from mqo.quant.plugin_rows import PluginRow
 from mqo.quant.plugins import Plugin, is_value
+from mqo.quant.recipe import Recipe
 from mqo.recipes.quantizers import declare_file
 from mqo.runs import RunFolder
 
@@ -92,11 +93,11 @@ def declare_rows(plugins: Iterable[Any]) -> None:
 def plugins_of(
     files: Iterable[Path],
     options: Iterable[str] = (),
-    of_recipe: Mapping[str, Mapping[str, Any]] | None = None,
+    recipe: Recipe | None = None,
 ) -> tuple[RunPlugin, ...]:
     """Return the quantizers of files, which become types, with options as NAME.OPTION=VALUE.
 
-    They override those of a recipe.
+    Those of a recipe follow; the options override its own.
 
     Raises:
         PluginError: a file declares no quantizer or imports a module that is not Python, two files
@@ -104,7 +105,8 @@ def plugins_of(
     """
     plugins: dict[str, RunPlugin] = {}
     known: dict[str, Plugin] = {}
-    files = list(dict.fromkeys(Path(realpath(path)) for path in files))
+    named = [*files, *map(Path, recipe.plugins if recipe else ())]
+    files = list(dict.fromkeys(Path(realpath(path)) for path in named))
     for path in files:
         folder, file = _copy_of(path)
         twins = [str(other) for other in files if _copy_of(other)[0] == folder and other != path]
@@ -126,7 +128,9 @@ def plugins_of(
                 digest=_digest(path),
                 declared=plugin.declaration,
             )
-    chosen: dict[str, dict[str, Any]] = {n: {**o} for n, o in (of_recipe or {}).items()}
+    chosen: dict[str, dict[str, Any]] = {}
+    if recipe is not None:
+        chosen |= {n: {**o} for n, o in recipe.plugin_options.items()}
     for text in options:
         name, option, value = chosen_option(text, known)
         chosen.setdefault(name, {})[option] = value  # the last text of an option decides

@@ -42,27 +42,21 @@ def print_preview(
         check_checkpoint(project, config)
     except MqoError as error:  # another run saves there now
         notes.append(f"not yet: {error}")
-    types = _types(project, config)
-    if types and config.quantization.types is None:
+    tree, types = _tree(project, config), config.quantization.types or {}
+    if tree is not None and not types:
+        types = types_of(tree)
         config = config.using(types)
     if Tree(project.tree).manifest():
         config = with_checkpoint_library(project, config)
     config, layout = plan_layout(project.tree, config, machine, types)
-    notes += _checked(project, config, machine, types)
+    if config.placement.megatron is not None:
+        notes.append("not checked: the flags, since the checkout's own program reads them")
+    elif tree is None:
+        notes.append("not checked yet: flags and patterns of layers, which need a patched Megatron")
+    else:
+        notes += check_run(project, tree, Series.of_project(project), config, machine, types)
     text = preview_text(project, config, machine, types, layout)
     print("\n".join([*(f"# {note}" for note in notes), text]))
-
-
-def _checked(
-    project: Project, config: RunConfig, machine: Machine, types: Mapping[str, str]
-) -> list[str]:
-    """Return notes of the checks that need Megatron's source; raise their errors."""
-    tree = Tree(project.tree)
-    if config.placement.megatron is not None:
-        return ["not checked: the flags, since the checkout's own program reads them"]
-    if tree.manifest() is None:
-        return ["not checked yet: flags and patterns of layers, which need a patched Megatron"]
-    return check_run(project, tree, Series.of_project(project), config, machine, types)
 
 
 def preview_text(
@@ -91,26 +85,22 @@ def preview_text(
     return "\n".join([*(f"# {line}".rstrip() for line in lines), as_shell(command, variables)])
 
 
-def _types(project: Project, config: RunConfig) -> Mapping[str, str]:
-    """Return the types in the run's source; empty if they come from a tree that does not exist."""
-    if config.quantization.types:
-        return config.quantization.types
-    megatron = config.placement.megatron
-    tree = Tree((megatron or project.tree).resolve())
-    return types_of(tree) if megatron or tree.manifest() else {}
+def _tree(project: Project, config: RunConfig) -> Tree | None:
+    """Return the tree that would run, or be copied; None for the shared one without patches."""
+    if config.placement.megatron is not None:
+        return ready_checkout(config, config.placement.megatron, allow_edits=True)
+    tree = Tree(project.tree)
+    return tree if tree.manifest() else None
 
 
 def _source_of(project: Project, config: RunConfig) -> tuple[Path | None, list[str]]:
     """Return a tree that would run unchanged, if any, and lines on how the source would differ."""
-    if config.placement.megatron:
-        tree = ready_checkout(config, config.placement.megatron, allow_edits=True)
-        if tree.manifest() is None:
-            return tree.root, [f"source: {tree.root} as it is"]
-    else:
-        tree = Tree(project.tree)
-        if tree.manifest() is None:
-            there = tree.root / "megatron/core"
-            state = "is not patched" if there.exists() else "does not hold Megatron"
-            return None, [f"source: {tree.root} {state} yet; a run does that first"]
+    tree = _tree(project, config)
+    if tree is None:
+        there = (project.tree / "megatron/core").exists()
+        state = "is not patched" if there else "does not hold Megatron"
+        return None, [f"source: {project.tree} {state} yet; a run does that first"]
+    if tree.manifest() is None:
+        return tree.root, [f"source: {tree.root} as it is"]
     diff = source_diff(tree, config.quantization.types).splitlines()
     return None, diff or [f"source: identical to {tree.root}"]

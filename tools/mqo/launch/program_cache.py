@@ -1,7 +1,7 @@
 """Cache the results of programs that run on a run's source without training, below .cache.
 
 A program needs torch and about ten seconds, mostly for imports. The key of a result covers all that
-it depends on: the source's code and tables, the words, the options, torch's version.
+it depends on: the source's code and tables, the request, the options, torch's version.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -24,23 +23,12 @@ from mqo.overlay.series import Series, source_files
 from mqo.overlay.snapshot import digests, edits, snapshot
 from mqo.overlay.tree import Tree
 from mqo.process import temporary_folder
-from mqo.program import ask
+from mqo.program import call
 from mqo.project import Project
 from mqo.untrusted import UntrustedFileError, read_json_object
 
 # What programs import in addition to Megatron; other trees have none, their own, or older ones.
 OURS = ("preflight.py", "distill_gpt.py", "megatron/inference")
-
-
-@dataclass(frozen=True)
-class Source:
-    """The source of a run."""
-
-    path: Path
-
-    def digests(self) -> dict[str, str]:
-        """Return {path: SHA-256} of its Python and TOML files."""
-        return digests(self.path, {})
 
 
 class LazySource:
@@ -64,7 +52,7 @@ class LazySource:
     def digests(self) -> dict[str, str]:
         """Return {path: SHA-256} of the Python and TOML files of the copy, made or not."""
         with self._tree.reading("snapshot"):
-            files = dict(edits(self._tree, **self._arguments).files)
+            files, *_ = edits(self._tree, **self._arguments)
             files |= {name: path.read_bytes() for name, path in self._ours.items()}
             return digests(self._tree.root, files)
 
@@ -94,32 +82,35 @@ def source_of(
 
 def ask_cached(
     project: Project,
-    source: Source | LazySource,
+    source: Path | LazySource,
     program: str,
-    words: Sequence[str],
+    function: str,
+    request: Mapping[str, Any],
     *,
     options: str = "",
     reads: Sequence[Path] = (),
     limit_s: float,
     help: str,
 ) -> dict[str, Any]:
-    """Return the JSON that a program of `source` writes, from the cache if possible.
+    """Return what a function of a program of `source` returns, from the cache if possible.
 
-    Its arguments are the file to write, then `words`. `options` is its quant.toml, `reads` are
-    files outside of the source that the words name.
+    `request` are its arguments by name. `options` is its quant.toml, `reads` are files outside of
+    the source that the request names.
 
     Raises:
         RunError: it fails, or takes more than `limit_s`.
     """
     name = Path(program).stem
 
-    def file_of(digests: Mapping[str, str]) -> Path:
-        return project.cache / name / f"{_key(digests, [*words, options], reads)}.json"
+    def file_of(sums: Mapping[str, str]) -> Path:
+        return project.cache / name / f"{_key(sums, [request, options], reads)}.json"
 
     with suppress(UntrustedFileError):  # the cached file may be missing or truncated
-        return read_json_object(file_of(source.digests()))
+        sums = digests(source, {}) if isinstance(source, Path) else source.digests()
+        return read_json_object(file_of(sums))
     # A lazy source is made only now, and the tree may have changed since.
-    cached = file_of(Source(source.path).digests())
+    root = source if isinstance(source, Path) else source.path
+    cached = file_of(digests(root, {}))
     cached.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(f"mqo-{name}-", cached.parent) as folder:
         whole, quant_toml = folder / cached.name, folder / "quant.toml"
@@ -128,13 +119,13 @@ def ask_cached(
         variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         variables |= {ENVIRONMENT_VARIABLE: str(quant_toml)}
         settings = {"variables": variables, "help": help, "limit_s": limit_s}
-        result = ask(source.path / program, [], after=words, **settings)
+        result: dict[str, Any] = call(root / program, function, request, **settings)
         whole.write_text(json.dumps(result), encoding="utf-8")
         whole.replace(cached)
     return result
 
 
-def _key(digests: Mapping[str, str], words: list[str], reads: Sequence[Path]) -> str:
+def _key(digests: Mapping[str, str], words: list[Any], reads: Sequence[Path]) -> str:
     """Return a hash of all that the result depends on."""
     digest = hashlib.sha256(json.dumps([words, importlib.metadata.version("torch")]).encode())
     outside = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in reads}

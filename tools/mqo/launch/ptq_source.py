@@ -43,7 +43,7 @@ def write(
     arguments of the checkpoint that the user accepts.
     """
     checkpoint = find_checkpoint(tree, load, out)
-    args = convert.published_args(tree, checkpoint, ignored).args
+    args, _ = convert.published_args(tree, checkpoint, ignored)
     shape, dtype = shape_of_args(args), dtype_of_args(args)
     check_size("The checkpoint", shape)
     sequence = context_of("The checkpoint", args)

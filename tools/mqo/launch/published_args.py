@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from mqo.errors import ConvertError
 from mqo.megatron.run import args_table
 from mqo.megatron.run.gpt_blocks import FRESH, PATTERN, given_pattern
@@ -18,21 +16,15 @@ from mqo.megatron.run.gpt_blocks import FRESH, PATTERN, given_pattern
 table, IGNORE_FLAG = args_table.read_table, args_table.IGNORE_FLAG
 
 
-class Argument(BaseModel):
-    """An argument in upstream's parser: the flag that sets it, and its default."""
-
-    model_config = ConfigDict(frozen=True)
-    flag: str
-    default: Any
-
-
 def check_published(
-    args: Mapping[str, Any], parser: Mapping[str, Argument], ignored: Collection[str] = ()
+    args: Mapping[str, Any],
+    parser: Mapping[str, Mapping[str, Any]],
+    ignored: Collection[str] = (),
 ) -> None:
     """Raise ConvertError if config.json cannot express a checkpoint's arguments.
 
-    `parser` has the arguments of the vendored release, by name. `ignored` are names outside of it
-    that the user accepts.
+    `parser` has the `flag` and the `default` of the vendored release's arguments, by name.
+    `ignored` are names outside of it that the user accepts.
     """
     rows = table()
     try:
@@ -56,13 +48,14 @@ def check_published(
             fits = all(part in listed[name] for part in parts)
             allowed = " or ".join(map(repr, listed[name]))
         elif name in rows.refused and name in parser:
-            fits, allowed = value == parser[name].default, repr(parser[name].default)
+            default = parser[name]["default"]
+            fits, allowed = value == default, repr(default)
         elif name in rows.refused:
             fits, allowed = args_table.is_empty(value), "no value"
         else:
             continue
         if not fits:
-            flag = f"{parser[name].flag}: " if name in parser else ""
+            flag = f"{parser[name]['flag']}: " if name in parser else ""
             raise ConvertError(
                 f"The checkpoint was trained with {flag}{name} = {value!r:.80}",
                 expected=f"{name} = {allowed}: config.json cannot express other values",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -34,7 +35,8 @@ def check_sizes(
         products: those of a step on one process.
         sides: {layer: "column" or "row"} of the layers that tensor parallelism splits.
     """
-    ranks, steps = _Ranks(config), length(config.experiment).steps
+    ranks = read_sizes(shape_flags(config.experiment, config.placement.layout))
+    steps = length(config.experiment).steps
     for product in products:
         if product.gemm not in SITES:
             continue
@@ -61,30 +63,24 @@ def _specs(resolved: Any, product: Product, steps: int) -> Iterable[tuple[str, O
             yield operand, resolved.operand_spec(site.name, operand, product.layer, kind)
 
 
-class _Ranks:
-    """How many ranks share the sums of a run's products."""
-
-    def __init__(self, config: RunConfig) -> None:
-        sizes = read_sizes(shape_flags(config.experiment, config.placement.layout))
-        self.tensor = sizes.tensor_model_parallel_size
-        self.expert_tensor = sizes.expert_tensor_parallel_size or self.tensor
-        self.context = sizes.context_parallel_size
-
-    def sharing(self, product: Product, side: str | None) -> int:
-        """Return the number of ranks that share the sums of a product."""
-        if product.gemm == "wgrad":
-            return self.context
-        if _SPLIT_SUMS.get(side or "") != product.gemm:
-            return 1
-        return self.expert_tensor if EXPERT in product.layer else self.tensor
+def _sharing(product: Product, ranks: argparse.Namespace, side: str | None) -> int:
+    """Return the number of ranks that share the sums of a product; `ranks` are a run's sizes."""
+    if product.gemm == "wgrad":
+        return int(ranks.context_parallel_size)
+    if _SPLIT_SUMS.get(side or "") != product.gemm:
+        return 1
+    own = ranks.expert_tensor_parallel_size if EXPERT in product.layer else None
+    return int(own or ranks.tensor_model_parallel_size)
 
 
-def _fault(spec: OperandSpec, product: Product, ranks: _Ranks, side: str | None) -> tuple[str, str]:
+def _fault(
+    spec: OperandSpec, product: Product, ranks: argparse.Namespace, side: str | None
+) -> tuple[str, str]:
     """Return why an operand is refused, or '', and the flags that decide its size."""
     if product.gemm == "wgrad" and EXPERT in product.layer and spec.multiple > 1:
         needed = f"{spec.spec.quant_type} needs a multiple of {spec.multiple}"
         return f"as many elements per row as it gets tokens, and {needed}", "types for wgrad"
-    count = ranks.sharing(product, side)
+    count = _sharing(product, ranks, side)
     size = product.k // count
     fault = spec.size_fault(size)
     if not fault:

@@ -12,7 +12,7 @@ from typing import Any
 from mqo.display import Say
 from mqo.errors import CheckpointError
 from mqo.extras import require
-from mqo.launch.evaluation import heading, measured, tokenizer_words
+from mqo.launch.evaluation import Request, checked_tokenizer, heading, measured
 from mqo.launch.forward_pass import SavedModel
 from mqo.launch.own_types import NO_OWN_TYPES, OwnTypes
 from mqo.matrix import tables
@@ -51,14 +51,14 @@ class Score:
 
 def options(
     names: str,
-    text: Sequence[str] = (),
+    text: Request,
     *,
     folder: Path | None = None,
     tokenizer: Path | None = None,
     limit: int | None = None,
     shots: int | None = None,
-) -> list[str]:
-    """Return the options for comma-separated task names; `text` is the result of `evaluation.text`.
+) -> dict[str, Any]:
+    """Return the request for comma-separated task names; `text` is the result of `evaluation.text`.
 
     Raises:
         CheckpointError: the names are empty, the folder is missing, or no task reads the text.
@@ -72,31 +72,29 @@ def options(
         raise CheckpointError(
             f"The folder {folder} does not exist", expected="a folder with YAML files of tasks"
         )
-    given = [word for word in ("--tokens", "--data", "--text") if word in text]
-    if given and (given[0] == "--tokens" or HELD_OUT not in tasks):
+    choice = text["choice"]
+    given = [name for name in ("tokens", "data", "text") if choice.get(name)]
+    if given and (given[0] == "tokens" or HELD_OUT not in tasks):
         raise CheckpointError(
-            f"{given[0]} changes nothing in these tasks",
+            f"--{given[0]} changes nothing in these tasks",
             expected=f"--limit to shorten them; --data or --text only with the task {HELD_OUT}",
         )
-    words = [word for name in tasks for word in ("--task", name)]
-    words += ["--tasks-folder", str(folder.resolve())] if folder else []
-    words += tokenizer_words(tokenizer)
-    words += ["--limit", str(limit)] if limit else []
-    words += ["--num-fewshot", str(shots)] if shots is not None else []
-    return [*words, *text]
+    choice = {**choice, "tokenizer": checked_tokenizer(tokenizer)}
+    own = {"names": tasks, "folder": folder and folder.resolve(), "limit": limit, "shots": shots}
+    return {**text, "choice": choice, **own}
 
 
 def evaluate(
     tree: Tree,
     models: Sequence[SavedModel],
     modes: Sequence[str],
-    words: Sequence[str],
+    request: Request,
     report: Say = lambda line: None,
     own: OwnTypes = NO_OWN_TYPES,
 ) -> list[Score]:
     """Return the scores of each checkpoint under each mode, in this order.
 
-    `words` is the result of `options`, `own` are the user's types.
+    `request` is the result of `options`, `own` are the user's types.
 
     Raises:
         CheckpointError: a checkpoint or a task cannot be used.
@@ -104,7 +102,7 @@ def evaluate(
     """
     return [
         Score(model.name, quant.name, quant.types, **row, **facts)
-        for model, quant, facts in measured(tree, models, modes, "tasks", words, report, own)
+        for model, quant, facts in measured(tree, models, modes, "tasks", request, report, own)
         for row in facts.pop("scores")
     ]
 

@@ -108,14 +108,6 @@ def _colored() -> dict[str, Format]:
     return colored
 
 
-def declare_rows(text: str) -> list[str]:
-    """Make formats types, from the JSON of {name: row of quant.toml}; return their names."""
-    rows = {name: FormatRow(**row) for name, row in json.loads(text).items()}
-    for name, row in rows.items():
-        row.declare(name)
-    return list(rows)
-
-
 def users_file() -> Path:
     """Return the file whose formats are types in each command; it need not exist."""
     config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"

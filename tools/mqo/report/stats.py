@@ -1,13 +1,12 @@
 """Tables of how well every format represents a saved tensor, computed in a process with torch."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mqo.errors import DataError, RunError
-from mqo.program import ask
+from mqo.program import call
 
 PROGRAM = "tools/tensor_stats.py"
 
@@ -39,9 +38,12 @@ def measure(
     """
     if not file.is_file():
         raise DataError(f"{file} is not a file", expected="a safetensors file")
-    options = [f"--tensor={glob}" for glob in tensors]
-    options += [] if axis is None else [f"--axis={axis}"]
-    stats = _run(tree / PROGRAM, file, [*options, f"--own={json.dumps(own or {})}"])
+    request = {"file": file, "tensors": tensors, "axis": axis, "own": own or {}}
+    try:
+        stats = TensorStats(**call(tree / PROGRAM, "measure", request))
+    except RunError as error:
+        name = Path(PROGRAM).name
+        raise RunError(f"{name} could not measure {file}: {error.found}") from error
     if stats.tables:
         return stats
     names = "".join(f"{t['name']}  {t['dtype']} {t['shape']}\n" for t in stats.held)
@@ -51,13 +53,6 @@ def measure(
         expected="--tensor NAME, or a pattern such as 'fprop/*/x'",
         detail=names,
     )
-
-
-def _run(program: Path, file: Path, options: Sequence[str]) -> TensorStats:
-    try:
-        return TensorStats(**ask(program, [str(file)], after=options))
-    except RunError as error:
-        raise RunError(f"{program.name} could not measure {file}: {error.found}") from error
 
 
 def stats_lines(stats: TensorStats) -> list[str]:

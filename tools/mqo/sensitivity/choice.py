@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from mqo.errors import MqoError
 from mqo.launch.forward_pass import ForwardPass
@@ -61,8 +60,7 @@ def passes(recipe: Recipe, own: OwnTypes) -> ForwardPass:
     Raises:
         FormatError, PluginError: a file changes nothing, or cannot be used.
     """
-    files = [*own.plugins, *map(Path, recipe.plugins)]
-    plugins = plugins_of(files, own.options, recipe.plugin_options)
+    plugins = plugins_of(own.plugins, own.options, recipe)
     names = recipe.all_types()
     result = ForwardPass(
         mode=recipe.name,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from mqo.display import Count, Display, Say
 from mqo.launch.checkpoints import EVALUATE
-from mqo.launch.evaluation import heading, run
+from mqo.launch.evaluation import Request, heading, run
 from mqo.launch.forward_pass import ForwardPass, SavedModel
 from mqo.overlay.tree import Tree
 from mqo.quant.subsets import Change
@@ -52,22 +51,22 @@ def measure(
     quant: ForwardPass,
     label: str,
     by: str,
-    rank: str = GRADIENT,
-    words: Sequence[str] = (),
+    rank: str,
+    request: Request,
     report: Say = lambda line: None,
 ) -> Sensitivity:
     """Return the changes with each subset of the kind `by` quantized, ranked by `rank`.
 
-    `words` name the text, as `evaluation.text` returns them; `label` names the quantization.
+    `request` names the text, as `evaluation.text` does; `label` names the quantization.
 
     Raises:
         CheckpointError: the checkpoint or the text cannot be used, or nothing is quantized.
     """
-    before = ["sensitivity", str(model.folder)]
     with Display.around(report).live() as display:
         display(f"{model.name}: {label}")
         watch = Count(display, f"  {label}").show
-        facts = run(tree, model, quant, EVALUATE, before, [*words, f"--by={by}"], watch=watch)
+        more = {**request, "by": by}
+        facts = run(tree, model, quant, EVALUATE, "sensitivity", more, watch=watch)
     del facts["modelopt"]  # the guard ends the program for a model that ModelOpt quantizes
     changes = [Change.from_table(row) for row in facts.pop("changes")]
     return Sensitivity(

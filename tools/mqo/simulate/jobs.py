@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -50,12 +49,11 @@ class RunJob:
         flags = (*sizes, *own, *distillation_flags(experiment))
         # No measurements, because these read values.
         recording = config.recording.options | {"every": 0, "dump": ()}
-        unmeasured = config.recording.model_copy(update={"options": recording})
-        options = config.model_copy(update={"recording": unmeasured}).quant_toml(types)
+        options = config.changed("recording", options=recording).quant_toml(types)
         return cls(config, flags, options, imbalance)
 
-    def words(self) -> Iterator[list[str]]:
-        """Yield the arguments of the program for each rank."""
+    def requests(self) -> Iterator[dict[str, Any]]:
+        """Yield the request for each rank."""
         sizes = read_sizes(self.flags)
         cluster, stages = self.config.placement.cluster, sizes.pipeline_model_parallel_size
         names = [word.partition("=")[0] for word in self.flags]
@@ -64,7 +62,7 @@ class RunJob:
         ranks = sizes.tensor_model_parallel_size * stages * sizes.context_parallel_size
         whole = sizes.global_batch_size * ranks // (sizes.micro_batch_size * cluster.processes)
         for stage in self._stages(stages):
-            table = {
+            yield {
                 "world": cluster.processes,
                 "rank": stage * cluster.processes // stages,
                 "per_node": cluster.nproc_per_node,
@@ -72,7 +70,6 @@ class RunJob:
                 "micro_batches": steps(whole, stages, interleaved, _TEACHER in names),
                 "imbalance": self.imbalance,
             }
-            yield [json.dumps(table)]
 
     def _stages(self, stages: int) -> list[int]:
         """Return the distinct pipeline stages; of equal ones that with the most in flight."""
@@ -104,20 +101,21 @@ def simulate(
     project: Project, tree: Tree, series: Series, job: RunJob, say: Say
 ) -> list[RankFacts]:
     """Simulate a rank of each distinct pipeline stage, one per core at once."""
-    words = list(job.words())
+    requests = list(job.requests())
     with source_of(project, tree, series, job.config, PROGRAM) as source:
 
-        def run(arguments: list[str]) -> dict[str, Any]:
+        def run(request: dict[str, Any]) -> dict[str, Any]:
             return ask_cached(
                 project,
                 source,
                 PROGRAM,
-                arguments,
+                "simulate",
+                {"job": request},
                 options=job.options,
                 limit_s=TIME_LIMIT_S,
                 help="Leave out options that need data, because they cannot be simulated",
             )
 
-        say(f"simulate : {len(words)} of {job.config.placement.cluster.processes} ranks")
+        say(f"simulate : {len(requests)} of {job.config.placement.cluster.processes} ranks")
         with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            return [RankFacts(**facts) for facts in pool.map(run, words)]
+            return [RankFacts(**facts) for facts in pool.map(run, requests)]

@@ -5,7 +5,7 @@ from mqo.errors import ConvertError
 from mqo.launch import convert
 from mqo.launch.families.nemotron_h import LEAST_STEP, NEMOTRON_H
 from mqo.launch.hf_config import config_of, notes_on, shape_of_args, shape_of_config
-from mqo.launch.published_args import Argument, check_published
+from mqo.launch.published_args import check_published
 from mqo.matrix import tables
 from mqo.matrix.tables import Shape
 
@@ -46,7 +46,7 @@ ARGS = {
     "normalization": "RMSNorm",
     "add_bias_linear": False,
 }
-PARSER = {"hybrid_layer_pattern": Argument(flag="--hybrid-layer-pattern", default=None)}
+PARSER = {"hybrid_layer_pattern": {"flag": "--hybrid-layer-pattern", "default": None}}
 
 
 def config(**changes):
@@ -139,8 +139,8 @@ def test_a_checkpoint_with_another_epsilon_or_with_tied_embeddings_is_refused():
 
 def test_only_a_conversion_takes_mamba_layers(monkeypatch, tmp_path):
     facts = {"arguments": ARGS, "parser": {"mtp": {"flag": "--mtp", "default": None}}}
-    monkeypatch.setattr(convert, "ask", lambda *rest, **named: facts)
-    assert convert.published_args(tmp_path, tmp_path, takes_mamba=True).args == ARGS
+    monkeypatch.setattr(convert, "call", lambda *rest, **named: facts)
+    assert convert.published_args(tmp_path, tmp_path, takes_mamba=True)[0] == ARGS
     with pytest.raises(ConvertError, match=r"Mamba layers.*mqo convert"):
         convert.published_args(tmp_path, tmp_path)
 

@@ -20,6 +20,7 @@ ROOTS = (
     Path(next(iter(megatron.__path__))).resolve().parent,
 )
 OWN = "mqo/megatron/simulation/"
+PROGRAMS = ("tools/simulate.py", "mqo/megatron/run/answer.py")
 QUANTIZERS = "mqo/quant/"
 # Frames that call autograd's engine: torch's own, and upstream's.
 ENGINE, ENGINE_CALLER = "torch/autograd/graph.py", "custom_backward"
@@ -197,4 +198,4 @@ def _in_tree(name: str) -> str:
         return ENGINE
     prefix = next((f"{root}/" for root in ROOTS if name.startswith(f"{root}/")), "/")
     path = name.removeprefix(prefix) if prefix != "/" else ""
-    return "" if path.startswith((OWN, "tools/simulate.py")) else path
+    return "" if path.startswith((OWN, *PROGRAMS)) else path

@@ -6,11 +6,10 @@ that tree), which only report.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +19,7 @@ from mqo.overlay.quant_types.gemms import ATTEND, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
-from mqo.program import Program, started
+from mqo.program import ask
 
 PROGRAM = "tools/verify_forward.py"
 QUANT_TYPE = "mxfp8"
@@ -76,35 +75,23 @@ def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
         snapshot(tree, quantized, types=dict.fromkeys(SITES, QUANT_TYPE), series=series)
     except MqoError as error:
         return Forward("failed", faults=(str(error),))
-    with _started(bare) as without_sites:
-        first = _result(without_sites, bare)
+    first = _step(bare)
     if first.lacks:
         return Forward("compiled only", first.lacks)
-    with _started(none) as unquantized, _started(quantized) as at_type:
-        faults = judge(first, _result(unquantized, none), _result(at_type, quantized))
+    with ThreadPoolExecutor(2) as pool:
+        faults = judge(first, *pool.map(_step, (none, quantized)))
     return Forward("failed" if faults else "run", faults=tuple(faults))
 
 
-def _started(root: Path) -> AbstractContextManager[Program]:
-    """Start the program in the tree at `root`: on the CPU, without this environment."""
+def _step(root: Path) -> Step:
+    """Return what the program in the tree at `root` reports: on the CPU, in its own process."""
     # One thread: sums in another order would differ in the last bit. No compiler: none is needed.
     chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "CC": "none", "CXX": "none"}
-    return started(root / PROGRAM, [str(_target(root))], variables=chosen)
-
-
-def _result(program: Program, root: Path) -> Step:
-    """Wait for the program and read what it reports."""
     try:
-        program.wait(TIME_LIMIT_S)
+        facts = ask(root / PROGRAM, [], variables=chosen, limit_s=TIME_LIMIT_S)
     except RunError as error:
         return Step(error=error.found)
-    if not _target(root).exists():
-        return Step(error=f"{PROGRAM} ended with exit code 0, and reported nothing")
-    return Step.from_table(json.loads(_target(root).read_text(encoding="utf-8")))
-
-
-def _target(root: Path) -> Path:
-    return root.with_suffix(".json")
+    return Step.from_table(facts)
 
 
 def judge(bare: Step, none: Step, quantized: Step) -> list[str]:
