@@ -11,10 +11,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tools"), str(ROOT / ".mqo_runtime"), str(ROOT)]
 import coverage
 
-sys.path.pop(0)
+sys.path.pop(0)  # it would shadow the package coverage
 
 
 def check(

@@ -17,10 +17,15 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from mqo.megatron.simulation.watch import named_modules, noting
+from mqo.quant import gemms
+from mqo.quant.config import current
+from mqo.quant.formats import ATTENTION_BACKWARD, NONE, SITES
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -66,32 +71,21 @@ class Product:
         return 2 * self.batch * self.m * self.n * self.k
 
 
-@dataclass(frozen=True)
-class Assigned:
-    """The type of a layer at a site, and its operands that still stay unquantized."""
+class Operands(gemms.GemmOperands):
+    """Replacement of a quantizer: returns both operands unchanged, and records their sizes.
 
-    quant_type: str
-    plain: tuple[str, ...] = ()
+    `named` makes a product of the layer at the site, with the type that the run's excludes, rules
+    and rows assign to it; `quant_type` is that type.
+    """
 
-
-def assigned_type(site: str, layer: str, quant_type: str) -> Assigned:
-    """Return the type that the run's excludes, rules and rows assign, given the site's type."""
-    from mqo.quant.config import current
-    from mqo.quant.formats import SITES
-
-    kind = current().layer_type(site, layer, quant_type)
-    names = (SITES[site].lhs, SITES[site].rhs) if kind != "none" else ()
-    types = {name: current().operand_type(site, name, layer, quant_type) for name in names}
-    return Assigned(kind, tuple(name for name in names if types[name] == "none"))
-
-
-class Operands:
-    """Replacement of a quantizer: returns both operands unchanged, and records their sizes."""
-
-    has_type = False  # keeps attention on the unfused path
-
-    def __init__(self, site: str, layer: str, assigned: Assigned) -> None:
-        self.site, self.layer, self.assigned = site, layer, assigned
+    def __init__(self, site: str, layer: str, quant_type: str) -> None:
+        super().__init__()
+        self.site, self.layer = site, layer
+        self.quant_type = current().layer_type(site, layer, quant_type)
+        names = (SITES[site].lhs, SITES[site].rhs) if self.quant_type != NONE else ()
+        types = {name: current().operand_type(site, name, layer, quant_type) for name in names}
+        plain = tuple(name for name in names if types[name] == NONE)
+        self.named = partial(Product, layer, site, self.quant_type, plain=plain)
         self.taken: dict[str, int] = {}
 
     def lhs(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -103,19 +97,6 @@ class Operands:
         """Return the right operand, unchanged."""
         self.taken["rhs"] = tensor.numel()
         return tensor
-
-    def product(self, function: Any) -> Any:
-        """Return the function, since the operands have no alpha."""
-        return function
-
-    def separate_alphas(self) -> Any:
-        """Return alphas of 1."""
-        from mqo.quant.products import Alphas
-
-        return Alphas()
-
-    def save(self, *saved: object) -> None:
-        """Leave the tensors that upstream saved unchanged."""
 
     def fit(self, product: Product) -> bool:
         """Return whether the product has the sizes of these two operands."""
@@ -135,20 +116,18 @@ class Products(TorchDispatchMode):
         self.waiting: Operands | None = None
         # {autograd node: the forward product that it differentiates}
         self.nodes: dict[int, Product] = {}
-        # {(layer, site): type} of the products of attention's backward pass
-        self.backward: dict[tuple[str, str], Assigned] = {}
+        # {(layer, site): operands} of the products of attention's backward pass
+        self.backward: dict[tuple[str, str], Operands] = {}
 
     def operands(self, site: str, quant_type: str, owner: object) -> Operands:
         """Replace `mqo.quant.gemm_operands` in the patched source."""
-        from mqo.quant.formats import ATTENTION_BACKWARD
-
-        layer = getattr(owner, "mqo_layer", self.module)
+        operands = Operands(site, getattr(owner, "mqo_layer", self.module), quant_type)
         if site in ATTENTION_BACKWARD:
-            own = self.backward[layer, site] = assigned_type(site, layer, quant_type)
-            return Operands(site, layer, own)
-        self.refuse_waiting()
-        self.waiting = Operands(site, layer, assigned_type(site, layer, quant_type))
-        return self.waiting
+            self.backward[operands.layer, site] = operands
+        else:
+            self.refuse_waiting()
+            self.waiting = operands
+        return operands
 
     @property
     def module(self) -> str:
@@ -179,8 +158,7 @@ class Products(TorchDispatchMode):
         forward = bool(self.running) or torch._C._current_autograd_node() is None
         if self.waiting:
             site, self.waiting = self.waiting, None
-            own = site.assigned
-            product = Product(site.layer, site.site, own.quant_type, *shape, plain=own.plain)
+            product = site.named(*shape)
             if not site.fit(product):
                 raise CoverageError(f"{product} does not have the operands that its site took")
         elif forward:
@@ -201,15 +179,12 @@ class Products(TorchDispatchMode):
         layer, site = origin.layer, self._site_of(origin, shape)
         if (layer, site) not in self.backward:
             return Product(layer, origin.gemm + BACKWARD, None, *shape)
-        own = self.backward[layer, site]
         recomputed = self.backward[layer, RECOMPUTED]
-        if site == "dq" and recomputed.quant_type != "none":  # on the unfused path it is not
-            again = replace(
-                origin, gemm=RECOMPUTED, quant_type=recomputed.quant_type, plain=recomputed.plain
-            )
+        if site == "dq" and recomputed.quant_type != NONE:  # on the unfused path it is not
+            again = recomputed.named(origin.batch, origin.m, origin.n, origin.k)
             self.counts[again] += 1
             self.flops += again.flops
-        return Product(layer, site, own.quant_type, *shape, plain=own.plain)
+        return self.backward[layer, site].named(*shape)
 
     @staticmethod
     def _site_of(origin: Product, shape: tuple[int, int, int, int]) -> str:
@@ -223,67 +198,9 @@ class Products(TorchDispatchMode):
     @contextmanager
     def following(self, model: torch.nn.Module) -> Iterator[None]:
         """Track which module of the model is running."""
-        from mqo.megatron.simulation.watch import named_modules, noting
-
         names = {id(module): name for name, module in named_modules(model, ROOT_MODULE)}
         with noting(names, self.running, OUTSIDE):
             yield
-
-
-class EvenDispatcher:
-    """An MoE layer's dispatcher with `topk` experts per token and equal loads of all experts.
-
-    It returns as many rows as a real one that drops no token. If the experts do not divide them
-    evenly, the first ones get one more. On one rank nothing is sent.
-    """
-
-    def __init__(self, experts: int, topk: int) -> None:
-        self.experts, self.topk = experts, topk
-        self.shape = torch.Size()
-
-    def dispatch_preprocess(
-        self, hidden: torch.Tensor, routing_map: torch.Tensor, probs: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [sequence, batch, width] as rows, and the probabilities [tokens, experts]."""
-        del routing_map  # tensors on the meta device have no content
-        self.shape = hidden.shape
-        return hidden.reshape(-1, self.shape[-1]), probs
-
-    def token_dispatch(self, hidden: torch.Tensor, probs: torch.Tensor) -> tuple:
-        """Return the arguments: on one rank nothing is sent."""
-        return hidden, probs
-
-    def dispatch_postprocess(self, hidden: torch.Tensor, probs: torch.Tensor) -> tuple:
-        """Return rows [tokens * topk, width], their number per expert, and their probabilities."""
-        rows = len(hidden) * self.topk
-        counts = [rows // self.experts + (i < rows % self.experts) for i in range(self.experts)]
-        chosen = probs[:, : self.topk].reshape(-1)
-        return hidden.repeat(self.topk, 1), torch.tensor(counts, device="cpu"), chosen
-
-    def get_expert_zero_copy_buffers(self) -> tuple[None, None]:
-        """Return None: the experts allocate their own buffers."""
-        return None, None
-
-    def combine_preprocess(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the sum over each token's experts."""
-        return hidden.reshape(self.topk, -1, hidden.shape[-1]).sum(0)
-
-    def token_combine(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the argument: on one rank nothing is sent."""
-        return hidden
-
-    def combine_postprocess(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the rows in the shape of the input."""
-        return hidden.view(self.shape)
-
-
-def route_evenly(model: torch.nn.Module) -> None:
-    """Give every MoE layer an even dispatcher."""
-    module: Any
-    for module in model.modules():
-        if hasattr(module, "token_dispatcher"):
-            config = module.config
-            module.token_dispatcher = EvenDispatcher(config.num_moe_experts, config.moe_router_topk)
 
 
 def measure(flags: list[str]) -> dict[str, Any]:
@@ -319,7 +236,6 @@ def take_over(products: Products) -> None:
     import preflight  # noqa: F401  (checks where megatron comes from)
     from mqo.megatron import device
     from mqo.megatron.run.start import quicken_sources
-    from mqo.quant import gemms
 
     quicken_sources()
     vars(gemms).update(gemm_operands=products.operands)
@@ -338,11 +254,14 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     from megatron.inference.gpt.releases import bare_model
     from megatron.training import arguments, global_vars
     from mqo.megatron.run.ranks import with_group
+    from mqo.megatron.simulation.routing import with_counts
 
     sys.argv[1:] = flags
     args = arguments.parse_args()
     args.moe_shared_expert_overlap = False  # else the dispatcher runs the shared experts
     arguments.validate_args(args)
+    args.moe_pad_expert_input_to_capacity = False  # every expert gets its even share
+    with_counts(imbalance=1.0)
     global_vars.set_args(args)
     if args.vocab_size is None:
         global_vars.build_tokenizer(args)
@@ -351,7 +270,6 @@ def build(flags: list[str]) -> tuple[Any, torch.nn.Module]:
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     with torch.device("meta"):
         model = bare_model(args, model_provider)
-    route_evenly(model)
     return args, model
 
 
@@ -363,8 +281,6 @@ def step(args: Any, model: torch.nn.Module) -> None:
 
 def lookups(model: torch.nn.Module, multiplied: set[str]) -> list[str]:
     """Return the modules with a 2-D weight that they only look up, such as embeddings."""
-    from mqo.megatron.simulation.watch import named_modules
-
     modules = named_modules(model, ROOT_MODULE)
     weights = ((name, getattr(module, "weight", None)) for name, module in modules)
     return [n for n, w in weights if w is not None and w.dim() == 2 and n not in multiplied]

@@ -1,6 +1,5 @@
 """How products are told apart, on small functions and modules of our own."""
 
-import types
 from dataclasses import astuple
 
 import pytest
@@ -134,44 +133,3 @@ def test_a_weight_that_multiplies_nothing_is_a_lookup(products, program):
     tokens = torch.empty(5, dtype=torch.long, device="meta")
     run(products, wrapped, lambda: inner["up"](inner["words"](tokens)).sum())
     assert program.lookups(wrapped, products.multiplied) == ["words"]
-
-
-# -- experts -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("experts", "topk"), [(4, 2), (3, 2), (8, 1)])
-def test_every_expert_gets_as_many_tokens(program, experts, topk):
-    dispatcher = program.EvenDispatcher(experts, topk)
-    hidden, probs = torch.empty(5, 2, 7, **META), torch.empty(10, experts, **META)
-    rows, sent = dispatcher.dispatch_preprocess(hidden, None, probs)
-    rows, counts, chosen = dispatcher.dispatch_postprocess(*dispatcher.token_dispatch(rows, sent))
-    assert rows.shape == (10 * topk, 7)
-    assert chosen.shape == (10 * topk,)
-    assert counts.sum() == 10 * topk
-    assert counts.max() - counts.min() <= 1
-    assert counts.device.type == "cpu"
-    summed = dispatcher.token_combine(dispatcher.combine_preprocess(rows * chosen[:, None]))
-    assert dispatcher.combine_postprocess(summed).shape == hidden.shape
-
-
-def test_what_the_experts_give_reaches_the_tokens_and_the_router(program):
-    dispatcher = program.EvenDispatcher(4, 2)
-    hidden, probs = torch.ones(3, 1, 2, requires_grad=True), torch.ones(3, 4, requires_grad=True)
-    rows, counts, chosen = dispatcher.dispatch_postprocess(
-        *dispatcher.dispatch_preprocess(hidden, None, probs)
-    )
-    assert counts.tolist() == [2, 2, 1, 1]
-    out = dispatcher.combine_postprocess(dispatcher.combine_preprocess(rows * chosen[:, None]))
-    assert torch.equal(out, 2 * torch.ones(3, 1, 2))
-    out.sum().backward()
-    assert torch.equal(hidden.grad, 2 * torch.ones(3, 1, 2))
-    assert probs.grad.sum() == 3 * 2 * 2
-
-
-def test_only_layers_that_dispatch_tokens_are_routed(program):
-    layer, other = torch.nn.Identity(), torch.nn.Identity()
-    layer.token_dispatcher = object()
-    layer.config = types.SimpleNamespace(num_moe_experts=8, moe_router_topk=2)
-    program.route_evenly(torch.nn.ModuleList([layer, other]))
-    assert (layer.token_dispatcher.experts, layer.token_dispatcher.topk) == (8, 2)
-    assert not hasattr(other, "token_dispatcher")
