@@ -5,11 +5,9 @@ Megatron splits a sequence into 2 * ranks chunks, and gives rank r the chunks r 
 chunks.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup, all_gather_into_tensor, reduce_scatter_tensor
+from torch.distributed import ProcessGroup
 
 # (rank, number of ranks)
 SequencePart = tuple[int, int]
@@ -20,19 +18,15 @@ def gather_context(tensor: Tensor, group: ProcessGroup) -> Tensor:
 
     A collective, also in the backward pass, where a rank gets the summed gradient of its part.
     """
-    return _Gather.apply(tensor, group)
+    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
+
+    return in_order(gather_from_sequence_parallel_region(tensor, group=group), group.size())
 
 
 def in_order(parts: Tensor, ranks: int) -> Tensor:
     """Return [s, ...] ordered by position, from the concatenated parts of the ranks."""
-    pairs = parts.unflatten(0, (ranks, 2, -1))
-    return torch.cat([pairs[:, 0], pairs[:, 1].flip(0)]).flatten(0, 1)
-
-
-def by_rank(sequence: Tensor, ranks: int) -> Tensor:
-    """Reverse `in_order`."""
-    chunks = sequence.unflatten(0, (2 * ranks, -1))
-    return torch.stack([chunks[:ranks], chunks[ranks:].flip(0)], dim=1).flatten(0, 2)
+    early, late = parts.unflatten(0, (ranks, 2, -1)).unbind(1)
+    return torch.cat([early, late.flip(0)]).flatten(0, 1)
 
 
 def chunk_starts(queries: int, part: SequencePart) -> tuple[int, int]:
@@ -47,19 +41,3 @@ def chunk_mask(queries: int, part: SequencePart, device: torch.device) -> Tensor
     positions = torch.cat([start + within for start in chunk_starts(queries, part)])
     keys = torch.arange(queries * part[1], device=device)
     return (keys > positions[:, None])[None, None]
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group, ranks = group, group.size()
-        parts = tensor.new_empty(ranks * tensor.size(0), *tensor.shape[1:])
-        all_gather_into_tensor(parts, tensor.contiguous(), group=group)
-        return in_order(parts, ranks)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        parts = by_rank(grad, ctx.group.size())
-        own = parts.new_empty(parts.size(0) // ctx.group.size(), *parts.shape[1:])
-        reduce_scatter_tensor(own, parts, group=ctx.group)
-        return own, None
