@@ -151,7 +151,7 @@ REASONS = {
     ],
     "after check_file or check_tokenizer in the same function": [
         f"{PTQ}quantize",
-        f"{M}inference/hf_folder.py::check_config",
+        f"{R}hf_kind.py::check_config",
         f"{T}data/encode.py::gpt2",
         f"{T}data/encode.py::_huggingface",
         f"{T}launch/hf_tokenizer.py::_own_ids",

@@ -14,7 +14,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -22,9 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
 from mqo.megatron.run.errors import SavedError
-
-if TYPE_CHECKING:
-    from megatron.inference.hf_folder import StoredTensor
+from mqo.megatron.run.hf_kind import StoredTensor, check_config, check_folder, stored_tensors
 
 # argparse takes the last of several values.
 ONE_PROCESS = [f"--{kind}-model-parallel-size=1" for kind in ("tensor", "pipeline", "expert")]
@@ -83,10 +81,6 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
     Upstream calls it a release: weights without an optimizer, at iteration 0.
     """
     enter_tree()
-    # Import this only after `enter_tree`: it imports mqo.megatron.device, which looks for GPUs.
-    from megatron.inference.hf_folder import check_config, stored_tensors
-    from mqo.megatron.run.hf_kind import check_folder
-
     check_folder(source)
     check_config(source)
     stored = stored_tensors(source)

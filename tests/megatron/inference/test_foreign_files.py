@@ -6,10 +6,11 @@ import traceback
 from argparse import Namespace
 
 import pytest
-from megatron.inference import hf_folder, load_model
+from megatron.inference import load_model
 from megatron.inference.algos import distillation
 from megatron.inference.gpt import teacher_config
 from mqo.errors import RunError
+from mqo.megatron.run import hf_kind
 from mqo.megatron.run.args_table import read_table
 from mqo.megatron.run.errors import DistillationError
 from mqo.project import Project
@@ -50,7 +51,7 @@ def test_the_code_of_a_tokenizer_does_not_run_whatever_the_checkpoint_says(folde
 
 def test_the_code_of_a_configuration_is_refused_without_advice_to_run_it(folder, marker):
     with pytest.raises(load_model.SavedError, match=r"config\.json: .*its own code") as caught:
-        hf_folder.check_config(folder)
+        hf_kind.check_config(folder)
     assert "trust_remote_code" not in "".join(traceback.format_exception(caught.value))
     assert not marker.exists()
 

@@ -4,9 +4,8 @@ import json
 
 import pytest
 import torch
-from megatron.inference.hf_folder import StoredTensor, check_config, stored_tensors
 from mqo.megatron.run.errors import SavedError
-from mqo.megatron.run.hf_kind import INDEX
+from mqo.megatron.run.hf_kind import INDEX, StoredTensor, check_config, stored_tensors
 from safetensors.torch import save_file
 
 

@@ -16,11 +16,11 @@ from mqo.errors import ConvertError
 from mqo.launch import convert
 from mqo.launch.flags import platform_flags
 from mqo.launch.machine import Machine
+from mqo.megatron.run import hf_kind
 
 from ... import forking
 
 torch = pytest.importorskip("torch")
-hf_folder = pytest.importorskip("megatron.inference.hf_folder")
 CPU = platform_flags(Machine(1, 0))
 VOCABULARY = 131
 
@@ -64,7 +64,7 @@ def test_the_dtype_is_the_tensors_and_of_several_fp32(program, tmp_path):
         ({"a": half.half()}, ["--fp16"]),
     ):
         write(tmp_path, **tensors)
-        assert program.dtype_flags(hf_folder.stored_tensors(tmp_path)) == flags
+        assert program.dtype_flags(hf_kind.stored_tensors(tmp_path)) == flags
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_the_dtype_is_the_tensors_and_of_several_fp32(program, tmp_path):
 )
 def test_another_set_of_tensors_is_refused(program, names, message):
     expected = {"a": torch.zeros(2), "b": torch.zeros(2)}
-    found = {name: hf_folder.StoredTensor(Path("f"), (2,), "F32") for name in names}
+    found = {name: hf_kind.StoredTensor(Path("f"), (2,), "F32") for name in names}
     with pytest.raises(program.SavedError, match=message) as caught:
         program.check_tensors(expected, found)
     assert caught.value.facts["expected"].startswith("the 2 tensors")
@@ -85,10 +85,10 @@ def test_another_set_of_tensors_is_refused(program, names, message):
 
 def test_another_shape_is_refused_and_the_same_is_not(program):
     expected = {"a": torch.zeros(2, 3)}
-    program.check_tensors(expected, {"a": hf_folder.StoredTensor(Path("f"), (2, 3), "F32")})
+    program.check_tensors(expected, {"a": hf_kind.StoredTensor(Path("f"), (2, 3), "F32")})
     # As many elements: a copy would have gone through.
     with pytest.raises(program.SavedError, match=r"another shape: a \[3, 2\] for \[2, 3\]"):
-        program.check_tensors(expected, {"a": hf_folder.StoredTensor(Path("f"), (3, 2), "F32")})
+        program.check_tensors(expected, {"a": hf_kind.StoredTensor(Path("f"), (3, 2), "F32")})
 
 
 def test_a_tied_head_in_the_file_must_be_the_embedding(program, tmp_path):
@@ -96,9 +96,9 @@ def test_a_tied_head_in_the_file_must_be_the_embedding(program, tmp_path):
     model.share_embeddings_and_output_weights = True
     head, embedding = program.TIED
     write(tmp_path, **{head: torch.ones(3), embedding: torch.ones(3)})
-    assert set(program.without_copies(hf_folder.stored_tensors(tmp_path), model)) == {embedding}
+    assert set(program.without_copies(hf_kind.stored_tensors(tmp_path), model)) == {embedding}
     write(tmp_path, **{head: torch.zeros(3), embedding: torch.ones(3)})
-    stored = hf_folder.stored_tensors(tmp_path)
+    stored = hf_kind.stored_tensors(tmp_path)
     assert set(program.without_copies(stored, model)) == {head, embedding}
 
 

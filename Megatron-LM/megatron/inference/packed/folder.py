@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 from mqo.megatron.run.errors import PtqError
-from mqo.megatron.run.hf_kind import CONFIG, INDEX, check_folder, read_object
+from mqo.megatron.run.hf_kind import (
+    CONFIG,
+    INDEX,
+    StoredTensor,
+    check_folder,
+    read_object,
+    stored_tensors,
+)
 from mqo.quant.formats import FORMATS, NONE, SITES
 from mqo.quant.packing import pack
 from mqo.quant.quant_config import QuantConfig
@@ -20,7 +27,6 @@ from mqo.quant.spec import QuantSpec
 from torch import Tensor
 
 from ..export import write_json
-from ..hf_folder import StoredTensor, stored_tensors
 from .layouts import LAYOUTS, SQUARES, Layout, Specs
 from .projections import Projection, projections
 

@@ -1,13 +1,26 @@
-"""Check that the weights of a Hugging Face folder are in full precision, before they are read.
+"""Check a Hugging Face folder, whose weights must be in full precision, and list its tensors.
 
-This module needs only the standard library, so that `mqo` checks before it starts a program.
+Checks need only the standard library, so that `mqo` checks before it starts a program.
 """
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-from mqo.megatron.run.errors import SavedError, reading
-from mqo.megatron.run.untrusted import METADATA, read_json_object, read_safetensors_header
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mqo.megatron.run.errors import SavedError, reading, words_of
+from mqo.megatron.run.untrusted import (
+    METADATA,
+    Limit,
+    check_file,
+    open_safetensors,
+    read_json_object,
+    read_safetensors_header,
+)
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CONFIG = "config.json"
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -15,6 +28,36 @@ ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 BUFFERS = ".rotary_emb.inv_freq"
 FULL_PRECISION = ("F32", "BF16", "F16")  # names of safetensors
 OWN_LAYOUT = "mqo"
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file; `dtype` is the file format's name of it."""
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: str
+
+    def read(self, name: str) -> Tensor:
+        """Read the tensor, which has the name `name` in the file."""
+        with open_safetensors(self.path) as file:
+            return file.get_tensor(name)
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Return all tensors of a folder, by name, from its only file or the files of its index.
+
+    Raises:
+        SavedError: a file is missing, or cannot be read.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for path in weight_files(folder):
+        with reading():
+            header = read_safetensors_header(path, within=folder)
+        for name, part in header.items():
+            if name != METADATA and not name.endswith(BUFFERS):
+                tensors[name] = StoredTensor(path, tuple(part["shape"]), part["dtype"])
+    return tensors
 
 
 def check_folder(folder: Path) -> None:
@@ -25,17 +68,28 @@ def check_folder(folder: Path) -> None:
     config = read_object(folder / CONFIG)
     if quantized := config.get("quantization_config"):
         _refuse_quantized(folder, quantized)
-    for path in weight_files(folder):
-        with reading():
-            header = read_safetensors_header(path, within=folder)
-        for name, tensor in header.items():
-            dtype = tensor.get("dtype")
-            if name != METADATA and not name.endswith(BUFFERS) and dtype not in FULL_PRECISION:
-                raise SavedError(
-                    f"{path} holds {name} as {dtype}",
-                    "weights in fp32, bf16 or fp16",
-                    "Quantized weights are not supported: give the model before quantization",
-                )
+    for name, tensor in stored_tensors(folder).items():
+        if tensor.dtype not in FULL_PRECISION:
+            raise SavedError(
+                f"{tensor.path} holds {name} as {tensor.dtype}",
+                "weights in fp32, bf16 or fp16",
+                "Quantized weights are not supported: give the model before quantization",
+            )
+
+
+def check_config(folder: Path) -> None:
+    """Raise SavedError unless transformers accepts a folder's config.json."""
+    from transformers import AutoConfig
+
+    with reading():
+        check_file(folder / CONFIG, Limit.RECORD, within=folder)
+    try:
+        AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
+    except Exception as error:  # the classes of transformers raise errors of any type
+        raise SavedError(
+            f"transformers does not accept {folder / CONFIG}: {words_of(error)}",
+            "the config.json of a model that transformers loads",
+        ) from None  # it may advise to run code
 
 
 def _refuse_quantized(folder: Path, quantized: Any) -> None:
