@@ -13,23 +13,3 @@ from mqo.megatron.run.record import recorded
 from mqo.megatron.run.resumed_schedule import check_schedule
 from mqo.megatron.run.resumed_types import note_checkpoint
 from mqo.megatron.run.saved_args import checked_arguments
-
-__all__ = [
-    "after_step",
-    "before_load",
-    "before_model",
-    "before_save",
-    "before_step",
-    "before_validation",
-    "check_available",
-    "check_finite_loss",
-    "check_schedule",
-    "checked_arguments",
-    "end_if_diverged",
-    "label_timers",
-    "layer_maps",
-    "note_checkpoint",
-    "recorded",
-    "retarget",
-    "to_verify",
-]
