@@ -214,7 +214,6 @@ def measure(flags: list[str]) -> dict[str, Any]:
         "micro_batch": args.micro_batch_size,
         "sequence": args.seq_length,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "flops": products.flops,
         "products": rows(products),
         "lookups": lookups(model, products.multiplied),
     }

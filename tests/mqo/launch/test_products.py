@@ -1,10 +1,9 @@
 """The table of a coverage, on made-up products."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
-from mqo.errors import RunError
 from mqo.launch.products import (
     AT_NONE,
     AUTOGRAD,
@@ -118,10 +117,4 @@ def test_json_and_back():
     table = json.loads(json.dumps(MADE.as_table()))
     assert [row.pop("reason") for row in table["products"]][:3] == ["", "", AUTOGRAD]
     assert table["quantized_share"] == pytest.approx(80 / UNITS)
-    assert Coverage.from_table(table) == MADE
-
-
-def test_products_that_do_not_make_the_counted_flops_are_refused():
-    table = asdict(MADE) | {"flops": MADE.flops + 60}
-    with pytest.raises(RunError, match=rf"{MADE.flops} FLOPs\. Expected: {MADE.flops + 60}"):
-        Coverage.from_table(table)
+    assert Coverage(**table) == MADE

@@ -184,4 +184,4 @@ def measure(
         limit_s=TIME_LIMIT_S,
         help="Coverage runs the model without data or memory; leave out flags that need them",
     )
-    return Coverage.from_table(table)
+    return Coverage(**table)

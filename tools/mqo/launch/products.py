@@ -7,14 +7,13 @@ tree's source once on meta tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, replace
 from string import ascii_lowercase
 from typing import Any
 
 from pydantic.dataclasses import dataclass
 
-from mqo.errors import RunError
 from mqo.launch.libraries import LibraryQuantization
 from mqo.matrix.tables import LINEAR_SITES, NONE, SITES
 from mqo.recipes.layers import compact
@@ -69,17 +68,6 @@ class Coverage:
     parameters: int
     products: tuple[Product, ...]
     lookups: tuple[str, ...]
-
-    @classmethod
-    def from_table(cls, table: Mapping[str, Any]) -> Coverage:
-        """Return the coverage in the program's JSON; RunError if its products and FLOPs differ."""
-        coverage = cls(**table)
-        if coverage.flops != table["flops"]:
-            raise RunError(
-                f"The products add up to {coverage.flops} FLOPs",
-                expected=f"{table['flops']}, as counted by the program",
-            )
-        return coverage
 
     @property
     def flops(self) -> int:
