@@ -8,7 +8,7 @@ from typing import get_args
 from mqo.matrix import layer_pattern
 from mqo.matrix.tables import Dtype, Model, Shape, Training
 from mqo.scale.layout import Layout, Recompute
-from mqo.scale.memory import CONTEXT, Arithmetic, worst_stage
+from mqo.scale.memory import CONTEXT, Arithmetic, stage_memory
 from mqo.scale.simulated import simulated_need
 
 SIZES = (1, 2, 4, 8)
@@ -62,7 +62,9 @@ def measure(work: Workload, layout: Layout) -> Fit:
 
 def compute(work: Workload, layout: Layout) -> Fit:
     """Return the memory that the layout needs, by the formulas."""
-    _, memory = worst_stage(work.model, work.training, work.arithmetic, layout, work.dtype)
+    sizes = (work.model, work.training, work.arithmetic, layout)
+    stages = [stage_memory(*sizes, stage, work.dtype) for stage in range(layout.pipeline)]
+    memory = max(stages, key=lambda memory: memory.total)
     return Fit(layout, memory.total + memory.cache * work.cached)
 
 

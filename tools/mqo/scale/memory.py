@@ -139,21 +139,6 @@ def stage_memory(
     )
 
 
-def worst_stage(
-    model: Shape,
-    training: Training,
-    arithmetic: Arithmetic,
-    layout: Layout,
-    dtype: Dtype = "bf16",
-) -> tuple[int, Memory]:
-    """Return the pipeline stage that needs the most, and what it needs."""
-    stages = [
-        stage_memory(model, training, arithmetic, layout, stage, dtype)
-        for stage in range(layout.pipeline)
-    ]
-    return max(enumerate(stages), key=lambda stage: stage[1].total)
-
-
 def _states(weights: Weights, layout: Layout, dtype: Dtype) -> int:
     """Return the bytes of the optimizer's states, divided among copies if they are sharded."""
     dense, expert = (layout.copies, layout.expert_copies) if layout.sharded else (1, 1)
