@@ -1,5 +1,7 @@
 """A run folder, as the environment of a training process names it."""
 
+from argparse import Namespace
+
 import pytest
 import torch
 from mqo.megatron.run import guard, observe, resumed_types
@@ -26,7 +28,7 @@ def run(tmp_path, monkeypatch):
         return tmp_path
 
     monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
-    monkeypatch.setattr(resumed_types, "_loaded", resumed_types.Loaded())
+    monkeypatch.setattr(resumed_types, "_loaded", Namespace())
     names = ("_checked", "_labeled", "_usage", "_args")
     begin = {**dict.fromkeys(names), "_calls": {}, "_began": False, "_steps": 0}
     for name, value in begin.items():

@@ -1,8 +1,7 @@
 """Report where a resumed run quantizes differently from the run that wrote its checkpoint."""
 
 from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import copy
 
 from mqo.megatron.run.plugin_states import load_states
 from mqo.megatron.run.saved_args import checked_arguments
@@ -24,18 +23,8 @@ _PLAIN = "the type of its site"
 _PATTERNS = ("exclude", "include")
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """What the arguments of the loaded checkpoint say; `rows` is None if they have none."""
-
-    types: Mapping[str, str] = field(default_factory=dict)
-    rows: Mapping[str, str] | None = None
-    versions: Mapping[str, str] = field(default_factory=dict)
-    formats: Mapping[str, str] = field(default_factory=dict)
-    tokenizer: str | None = None
-
-
-_loaded = Loaded()
+# The arguments of the loaded checkpoint.
+_loaded = Namespace()
 
 
 def note_checkpoint(checkpoint_args: Namespace) -> None:
@@ -47,15 +36,7 @@ def note_checkpoint(checkpoint_args: Namespace) -> None:
         CheckpointError: an argument of the checkpoint has a wrong type, or is out of range.
     """
     global _loaded
-    checked_arguments(checkpoint_args)
-    types = dict(getattr(checkpoint_args, TYPES, {}))
-    _loaded = Loaded(
-        types,
-        getattr(checkpoint_args, ROWS, {} if types else None),
-        dict(getattr(checkpoint_args, PLUGINS, {})),
-        dict(getattr(checkpoint_args, FORMATS, {})),
-        getattr(checkpoint_args, "tokenizer_model", None),
-    )
+    _loaded = copy(checked_arguments(checkpoint_args))
     load_states(checkpoint_args)
 
 
@@ -78,29 +59,21 @@ def keep_types(args: Namespace, options: QuantConfig) -> list[str]:
         setattr(args, PLUGINS, versions)
     if options.formats:
         setattr(args, FORMATS, {name: row.digest for name, row in options.formats.items()})
-    changed = [
-        (site, was, types.get(site, "none"))
-        for site, was in _loaded.types.items()
-        if was != types.get(site, "none")
-    ]
-    if _loaded.rows is not None:
-        changed += [
-            (name, _loaded.rows.get(name, _absent(name)), rows.get(name, _absent(name)))
-            for name in sorted(_loaded.rows.keys() | rows.keys())
-            if _loaded.rows.get(name) != rows.get(name)
-        ]
-    changed += [
-        (name, was, versions[name])
-        for name, was in _loaded.versions.items()
-        if was != versions.get(name, was)
-    ]
+    before = getattr(_loaded, TYPES, {})
+    texts = [(site, was, types.get(site, "none")) for site, was in before.items()]
+    # A checkpoint with neither is not of mqo.
+    before = getattr(_loaded, ROWS, {} if before else rows)
+    for name in sorted(before.keys() | rows.keys()):
+        texts.append((name, *(table.get(name, _absent(name)) for table in (before, rows))))
+    before = getattr(_loaded, PLUGINS, {})
+    texts += [(name, was, versions.get(name, was)) for name, was in before.items()]
     # A tokenizer that is trained on a text changes with the text.
-    was, now = _loaded.tokenizer, getattr(args, "tokenizer_model", None)
-    if was and now and was != now:
-        changed.append(("the tokenizer", was, now))
+    was, now = (getattr(here, "tokenizer_model", None) for here in (_loaded, args))
+    texts += [("the tokenizer", was, now)] if was and now else []
     return [
         f"{name} was {was} in the run that wrote the checkpoint, and is {now}"
-        for name, was, now in changed
+        for name, was, now in texts
+        if was != now
     ]
 
 
@@ -110,7 +83,7 @@ def _check_formats(args: Namespace, options: QuantConfig) -> None:
     Finetuning starts a new training.
     """
     for name, row in options.formats.items():
-        was = _loaded.formats.get(name, row.digest)
+        was = getattr(_loaded, FORMATS, {}).get(name, row.digest)
         if was != row.digest and not getattr(args, "finetune", False):
             raise CheckpointError(
                 f"{name} was {was[: len(row.version)]} in the run that wrote the checkpoint, and "
