@@ -16,10 +16,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    # Remove this folder from the path: numba would import its coverage.py as the package.
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
+
 import torch
+from mqo.megatron.device import accelerator_type
+from mqo.megatron.run.files import jsonable
+from mqo.megatron.run.untrusted import read_json_object
+from mqo.quant.formats import LINEAR, SITES
+from mqo.quant.gemms import gemm_operands
+from mqo.quant.products import with_alphas
 from torch import Tensor
 
-ROOT = Path(__file__).resolve().parents[1]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # The error of an element depends only on k, so these numbers of rows, columns and heads suffice.
 ROWS, HEADS = 256, 8
@@ -32,11 +42,6 @@ SEED = 1234
 
 def main(coverage: Path, target: Path) -> None:
     """Measure the sites of a run's coverage."""
-    # Remove this folder from sys.path: its coverage.py would shadow the package that numba imports.
-    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
-    from mqo.megatron.run.files import jsonable
-    from mqo.megatron.run.untrusted import read_json_object
-
     facts = read_json_object(coverage)
     rows = [measured(p, DTYPES[facts["dtype"]]) for p in largest(facts["products"])]
     table = {"dtype": facts["dtype"], "seed": SEED, "sites": rows}
@@ -46,8 +51,6 @@ def main(coverage: Path, target: Path) -> None:
 
 def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return one product per site: the one with the most FLOPs, quantized ones first."""
-    from mqo.quant.formats import SITES
-
     chosen: dict[str, Mapping[str, Any]] = {}
     for product in sorted(products, key=lambda p: (p["quant_type"] != "none", p["flops"])):
         chosen[product["gemm"]] = product
@@ -56,10 +59,6 @@ def largest(products: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -> dict[str, Any]:
     """Return a site's row: the sizes of the product, and both errors."""
-    from mqo.megatron.device import accelerator_type
-    from mqo.quant.gemms import gemm_operands
-    from mqo.quant.products import with_alphas
-
     site, quant_type = product["gemm"], product["quant_type"]
     sizes = {"batch": min(product["batch"], HEADS), "k": product["k"]}
     sizes |= {name: min(product[name], ROWS) for name in ("m", "n")}
@@ -80,7 +79,6 @@ def measured(product: Mapping[str, Any], dtype: torch.dtype, seed: int = SEED) -
 
 def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw both operands, float32, in the layout in which the patched source passes them."""
-    from mqo.quant.formats import LINEAR, SITES
 
     def draw(side: str, free: str) -> Tensor:
         name, axis = SITES[site].operand(side)
@@ -95,7 +93,6 @@ def operands(site: str, sizes: Mapping[str, int], source: torch.Generator) -> tu
 
 def laid_out(site: str, lhs: Tensor, rhs: Tensor) -> tuple[Tensor, Tensor]:
     """Return the operands as the patched source passes them to the product."""
-    from mqo.quant.formats import SITES
 
     def matrices(side: str, tensor: Tensor) -> Tensor:
         name, axis = SITES[site].operand(side)

@@ -13,7 +13,11 @@ from typing import Any
 from mqo.megatron.run.errors import reading
 from mqo.megatron.run.files import jsonable
 from mqo.megatron.run.untrusted import open_safetensors
+from mqo.quant.backend import DTYPES
+from mqo.quant.comparison import error_of
+from mqo.quant.formats import BLOCK_SIZES, FORMATS, SITES
 from mqo.quant.own_formats import FormatRow
+from mqo.quant.spec import QuantSpec
 
 
 def measure(
@@ -48,8 +52,6 @@ def measured_file(path: Path, globs: list[str], axis: int | None) -> dict[str, A
 
 def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
     """Return the table rows of one tensor: none if its dtype cannot be quantized."""
-    from mqo.quant.backend import DTYPES
-
     axis = axis_of(name) if axis is None else axis
     rows = list(measured(x, axis)) if x.dtype in DTYPES and x.dim() else []
     amax = x.abs().amax().item() if rows and x.numel() else 0.0
@@ -58,8 +60,6 @@ def table(name: str, x: Any, axis: int | None) -> dict[str, Any]:
 
 def axis_of(name: str) -> int:
     """Return the contraction axis of an operand dumped as site/layer/operand; else the last."""
-    from mqo.quant.formats import SITES
-
     parts = name.split("/")
     site = SITES.get(parts[0])
     axes = {site.lhs: site.lhs_axis, site.rhs: site.rhs_axis} if site else {}
@@ -68,8 +68,6 @@ def axis_of(name: str) -> int:
 
 def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
     """Yield a row for every format and each of its choices, with the format's default rounding."""
-    from mqo.quant.comparison import error_of
-
     for spec in specs():
         own = asdict(spec) | {"scale_rule": spec.rule_text or None}
         measurement = error_of(x, spec, axis=axis).measurement
@@ -79,9 +77,6 @@ def measured(x: Any, axis: int) -> Iterator[dict[str, Any]]:
 
 def specs() -> Iterator[Any]:
     """Yield every format with each of its choices: block and scale rule, tensor scale, tile."""
-    from mqo.quant.formats import BLOCK_SIZES, FORMATS
-    from mqo.quant.spec import QuantSpec
-
     for spec in map(QuantSpec, FORMATS):
         if spec.format.is_mx:
             choices = itertools.product(BLOCK_SIZES, spec.format.scale_rules)

@@ -12,19 +12,19 @@ import json
 import sys
 from pathlib import Path
 
+ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":
+    # Remove this folder from the path: numba would import its coverage.py as the package.
+    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
+
 import torch
+from mqo.megatron.run.unpickle import CheckpointError, typed_errors
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(checkpoint: Path, target: Path) -> None:
     """Write {name of a tensor: [dtype, shape, SHA-256]} of an iteration's folder to `target`."""
-    # Remove this folder from the path: numba would import its coverage.py as the package.
-    sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
-    from mqo.megatron.run.checkpoints import CheckpointError
-
     try:
         table = digests(checkpoint)
     except (CheckpointError, OSError) as error:
@@ -38,10 +38,6 @@ def digests(folder: Path) -> dict[str, list]:
     Raises:
         CheckpointError: the index is damaged, or would run code.
     """
-    from mqo.megatron.run.unpickle import (
-        typed_errors,  # importing mqo.megatron.run stops torch from running foreign code
-    )
-
     result = {}
     with typed_errors():
         index = FileSystemReader(folder).read_metadata().state_dict_metadata
