@@ -16,7 +16,6 @@ from mqo.report.colors import SYMBOLS, Look, legend
 from mqo.report.compare import MOST_SHOWN, Group
 from mqo.report.curves import MOST, Curve, first, of_group
 from mqo.report.evidence import Evidence, Spread
-from mqo.report.looks import by_variant
 from mqo.report.operands import QUANTITIES, Map, maps, ranges
 from mqo.report.operands import shown as measure
 from mqo.report.rows import Row, quantized
@@ -122,8 +121,7 @@ def _listed(change: FileChange) -> dict[str, Any]:
 
 
 def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    looks = by_variant(group.rows)
-    gaps = [_gap(row, row.gap, looks[row.variant]) for row in group.forest if row.gap]
+    gaps = [_gap(row, row.gap, curves[row.variant].look) for row in group.forest if row.gap]
     return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)} | {
         "baseline": group.baseline_variant
     }
