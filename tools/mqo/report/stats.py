@@ -41,7 +41,12 @@ def measure(
         raise DataError(f"{file} is not a file", expected="a safetensors file")
     options = [f"--tensor={glob}" for glob in tensors]
     options += [] if axis is None else [f"--axis={axis}"]
-    stats = _run(tree / PROGRAM, file, [*options, f"--own={json.dumps(own or {})}"])
+    options.append(f"--own={json.dumps(own or {})}")
+    try:
+        stats = TensorStats(**ask(tree / PROGRAM, [str(file)], after=options))
+    except RunError as error:
+        name = Path(PROGRAM).name
+        raise RunError(f"{name} could not measure {file}: {error.found}") from error
     if stats.tables:
         return stats
     names = "".join(f"{t['name']}  {t['dtype']} {t['shape']}\n" for t in stats.held)
@@ -51,13 +56,6 @@ def measure(
         expected="--tensor NAME, or a pattern such as 'fprop/*/x'",
         detail=names,
     )
-
-
-def _run(program: Path, file: Path, options: Sequence[str]) -> TensorStats:
-    try:
-        return TensorStats(**ask(program, [str(file)], after=options))
-    except RunError as error:
-        raise RunError(f"{program.name} could not measure {file}: {error.found}") from error
 
 
 def stats_lines(stats: TensorStats) -> list[str]:
