@@ -10,7 +10,6 @@ the ratios.
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ from mqo.quant import (
     load_quantizers,
 )
 from mqo.quant.hadamard import transform
-from timing import Workload, best
+from timing import Workload, best, options
 from torch import Tensor
 
 SIDE, OWN_SIDE = 4096, 1024
@@ -43,10 +42,7 @@ SEED = 7
 
 def main() -> None:
     """Measure, and print both tables."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=30)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, threads=2, repeats=30).parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     print(f"{arguments.threads} threads, {cpu_model()}, torch {torch.__version__}\n")
@@ -136,9 +132,9 @@ def forward(x: Tensor, weight: Tensor, quant_type: str) -> Workload:
 def weights_cached() -> Iterator[None]:
     """Set the quantizer options of a run with `--cache-weights` in this process."""
     with tempfile.TemporaryDirectory() as folder:
-        options = Path(folder) / "quant.toml"
-        options.write_text("[quantizer]\ncache_weights = true\n", encoding="utf-8")
-        os.environ[config.ENVIRONMENT_VARIABLE] = str(options)
+        file = Path(folder) / "quant.toml"
+        file.write_text("[quantizer]\ncache_weights = true\n", encoding="utf-8")
+        os.environ[config.ENVIRONMENT_VARIABLE] = str(file)
         config.reset()
         yield
         del os.environ[config.ENVIRONMENT_VARIABLE]
