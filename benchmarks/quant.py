@@ -10,10 +10,7 @@ the ratios.
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,6 +25,7 @@ from mqo.quant import (
     load_quantizers,
 )
 from mqo.quant.hadamard import transform
+from mqo.quant.quant_config import QuantConfig
 from timing import Workload, best, options
 from torch import Tensor
 
@@ -114,7 +112,7 @@ def print_linear(dtype: torch.dtype) -> None:
     weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS).to(dtype))
     names = {kind: "plain" if kind == "none" else kind for kind in LINEAR_KINDS}
     workloads = {name: forward(x, weight, kind) for kind, name in names.items()}
-    with torch.no_grad(), weights_cached():
+    with torch.no_grad(), config.using(QuantConfig(cache_weights=True)):
         print_table(best(workloads, LINEAR_REPEATS), dtype)
 
 
@@ -126,19 +124,6 @@ def forward(x: Tensor, weight: Tensor, quant_type: str) -> Workload:
         return operands.product(torch.matmul)(operands.lhs(x), operands.rhs(weight).t())
 
     return run
-
-
-@contextmanager
-def weights_cached() -> Iterator[None]:
-    """Set the quantizer options of a run with `--cache-weights` in this process."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "quant.toml"
-        file.write_text("[quantizer]\ncache_weights = true\n", encoding="utf-8")
-        os.environ[config.ENVIRONMENT_VARIABLE] = str(file)
-        config.reset()
-        yield
-        del os.environ[config.ENVIRONMENT_VARIABLE]
-        config.reset()
 
 
 def quantize(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Workload:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mqo.extras import package
-from mqo.report.collect import FileChange, LeftOut, Run
+from mqo.report.collect import LeftOut, Run
 from mqo.report.colors import SYMBOLS, Look, legend
 from mqo.report.compare import MOST_SHOWN, Group
 from mqo.report.curves import MOST, Curve, first, of_group
@@ -93,28 +93,21 @@ class Diffs:
     """The overlay.diff of each run, without duplicates: `parts` by hash, `listed` by run."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self.parts: dict[str, str] = {}
-        self.listed: list[list[dict[str, Any]]] = []
-        for run in runs:
-            rows = [_listed(change) for change in run.changes]
-            self.parts |= {change.digest: change.text for change in run.changes}
-            if rows not in self.listed:
-                self.listed.append(rows)
+        diffs = list(dict.fromkeys(run.changes for run in runs))
+        names = ("path", "kind", "added", "removed", "digest")
+        self.listed = [[{name: getattr(part, name) for name in names} for part in d] for d in diffs]
+        self.parts = {part.digest: part.text for diff in diffs for part in diff}
+        self.number_of = {diff: number for number, diff in enumerate(diffs)}
 
     def number(self, run: Run) -> int:
         """Return the index in `listed` of a run's diff."""
-        return self.listed.index([_listed(change) for change in run.changes])
+        return self.number_of[run.changes]
 
     def summary(self, run: Run) -> str:
         """Return the number of files and lines."""
         rows = self.listed[self.number(run)]
         added, removed = (sum(row[name] for row in rows) for name in ("added", "removed"))
         return f"{len(rows)} files, +{added:,} -{removed:,} lines"
-
-
-def _listed(change: FileChange) -> dict[str, Any]:
-    names = ("path", "kind", "added", "removed", "digest")
-    return {name: getattr(change, name) for name in names}
 
 
 # -- curves ---------------------------------------------------------------------------------------
