@@ -10,7 +10,6 @@ GEMMs compute the full output. accumulators.py describes the simulated hardware.
 
 from __future__ import annotations
 
-import argparse
 import math
 import os
 import platform
@@ -29,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "Megatron-LM"))
 
 from accumulators import BF16, BLACKWELL_FP8, HOPPER_FP8, TensorCore, in_blocks, tensor_core
 from gemm_data import DATA, Draw, Operand, quantize
+from timing import options
 
 KINDS = (
     "none",
@@ -80,8 +80,7 @@ Errors = dict[str, Error]  # of quantization, and of each accumulation method
 
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=2)
+    parser = options(__doc__, threads=2)
     parser.add_argument("--quick", action="store_true", help="one small GEMM per kind of data")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

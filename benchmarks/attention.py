@@ -15,7 +15,6 @@ machine changes less. Memory is the peak of a separate process above the operand
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from mqo.megatron.attention.backward import BackwardOperands
 from mqo.megatron.attention.paths import chunked_context, fused_context
 from mqo.quant import gemm_operands
 from mqo.quant.formats import ATTENTION_BACKWARD
-from timing import Clock, best, in_own_process, raised_bytes
+from timing import Clock, best, in_own_process, options, raised_bytes
 from torch import Tensor
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -51,9 +50,7 @@ SHAPES = {"llama32-1b, a quarter": Shape(8, 2, 64, 64), "MLA, 4 heads": Shape(4,
 
 def main() -> None:
     """Print both tables; with --memory, only the peak of one case."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = options(__doc__, threads=2, repeats=3)
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--quant-type", default="mxfp8")
     parser.add_argument("--cpu-time", action="store_true")

@@ -23,7 +23,7 @@ import torch
 from mqo.launch.config import resolve
 from mqo.project import Project
 from mqo.recipes import recipe as recipes
-from timing import best
+from timing import best, options
 
 # Our recipes, and the engine's recipes of the same definition.
 NATIVE = {
@@ -37,10 +37,7 @@ Tensors = tuple[torch.Tensor, ...]
 
 def main() -> None:
     """Measure, and print one row per recipe."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--hidden", type=int, default=4096)
-    parser.add_argument("--repeats", type=int, default=10)
+    parser = options(__doc__, tokens=8192, hidden=4096, repeats=10)
     parser.add_argument("--stub", metavar="RELEASE", help="a release in .cache/transformer_engine")
     given = parser.parse_args()
     if given.stub:

@@ -21,17 +21,14 @@ from megatron.core.tensor_parallel import layers
 from megatron.core.transformer import TransformerConfig
 from mqo.megatron import experts as grouped_experts
 from mqo.megatron.layers import label_layers
-from timing import best
+from timing import best, options
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def main() -> None:
     """Measure, and print one row per type."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    sizes = {"tokens": 24576, "experts": 8, "hidden": 2048, "width": 1408, "repeats": 5}
-    for name, size in sizes.items():
-        parser.add_argument(f"--{name}", type=int, default=size)
+    parser = options(__doc__, tokens=24576, experts=8, hidden=2048, width=1408, repeats=5)
     parser.add_argument("--types", nargs="+", default=["none", "mxfp8", "nvfp4"])
     given = parser.parse_args()
     store = torch.distributed.HashStore()

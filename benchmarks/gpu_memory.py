@@ -10,8 +10,6 @@ is the peak of the whole process.
 
 from __future__ import annotations
 
-import argparse
-
 from mqo.launch.config import RunConfig
 from mqo.launch.machine import detect
 from mqo.overlay.series import Series
@@ -20,6 +18,7 @@ from mqo.project import Project
 from mqo.simulate import jobs
 from mqo.simulate.result import needed
 from step import Variant, configured, peak_of, trained
+from timing import options
 
 PROJECT = Project.here()
 STEPS = 4
@@ -33,9 +32,7 @@ VARIANTS = {
 
 def main() -> None:
     """Train and simulate each variant, and print its row."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, size in (("hidden", 2048), ("layers", 4), ("sequence", 8192)):
-        parser.add_argument(f"--{name}", type=int, default=size)
+    parser = options(__doc__, hidden=2048, layers=4, sequence=8192)
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.set_defaults(dtype="bf16")
     given = parser.parse_args()

@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from megatron.core.tensor_parallel.cross_entropy import _VocabParallelCrossEntropy
 from mqo.megatron.losses import chunked_cross_entropy, chunked_kl
-from timing import best, in_own_process, raised_bytes
+from timing import best, in_own_process, options, raised_bytes
 from torch import Tensor
 from torch.nn.functional import kl_div
 
@@ -31,11 +31,7 @@ CASES = {
 
 def main() -> None:
     """Print the table; with --memory, only the peak of one case."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=2048)
-    parser.add_argument("--vocabulary", type=int, default=32768)
+    parser = options(__doc__, threads=1, repeats=3, tokens=2048, vocabulary=32768)
     parser.add_argument("--memory", nargs=2, metavar=("LOSS", "DTYPE"))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)

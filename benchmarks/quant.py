@@ -10,11 +10,7 @@ the ratios.
 
 from __future__ import annotations
 
-import argparse
-import os
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -29,7 +25,8 @@ from mqo.quant import (
     load_quantizers,
 )
 from mqo.quant.hadamard import transform
-from timing import Workload, best
+from mqo.quant.quant_config import QuantConfig
+from timing import Workload, best, options
 from torch import Tensor
 
 SIDE, OWN_SIDE = 4096, 1024
@@ -43,10 +40,7 @@ SEED = 7
 
 def main() -> None:
     """Measure, and print both tables."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=30)
-    arguments = parser.parse_args()
+    arguments = options(__doc__, threads=2, repeats=30).parse_args()
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
     print(f"{arguments.threads} threads, {cpu_model()}, torch {torch.__version__}\n")
@@ -118,7 +112,7 @@ def print_linear(dtype: torch.dtype) -> None:
     weight = torch.nn.Parameter(torch.randn(OUTPUTS, INPUTS).to(dtype))
     names = {kind: "plain" if kind == "none" else kind for kind in LINEAR_KINDS}
     workloads = {name: forward(x, weight, kind) for kind, name in names.items()}
-    with torch.no_grad(), weights_cached():
+    with torch.no_grad(), config.using(QuantConfig(cache_weights=True)):
         print_table(best(workloads, LINEAR_REPEATS), dtype)
 
 
@@ -130,19 +124,6 @@ def forward(x: Tensor, weight: Tensor, quant_type: str) -> Workload:
         return operands.product(torch.matmul)(operands.lhs(x), operands.rhs(weight).t())
 
     return run
-
-
-@contextmanager
-def weights_cached() -> Iterator[None]:
-    """Set the quantizer options of a run with `--cache-weights` in this process."""
-    with tempfile.TemporaryDirectory() as folder:
-        options = Path(folder) / "quant.toml"
-        options.write_text("[quantizer]\ncache_weights = true\n", encoding="utf-8")
-        os.environ[config.ENVIRONMENT_VARIABLE] = str(options)
-        config.reset()
-        yield
-        del os.environ[config.ENVIRONMENT_VARIABLE]
-        config.reset()
 
 
 def quantize(x: Tensor, spec: QuantSpec, axis: int, out: Tensor | None) -> Workload:

@@ -10,7 +10,6 @@ nothing. tests/mqo/quant/test_gpu.py compares the results with the reference.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 import time
@@ -20,6 +19,7 @@ import torch
 from mqo.quant.formats import FORMATS
 from mqo.quant.hadamard import transform
 from mqo.quant.spec import Hadamard, QuantSpec
+from timing import options
 from torch import Tensor
 
 TARGET = 0.85
@@ -30,8 +30,7 @@ Step = Callable[[], Tensor]
 
 def main() -> None:
     """Measure and print; exit with 1 without a device, or if a kernel is slow."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--size", type=int, default=8192)
+    parser = options(__doc__, size=8192)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     given = parser.parse_args()
     try:

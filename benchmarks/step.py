@@ -28,6 +28,7 @@ from mqo.project import Project
 from mqo.quant.recipe_files import names
 from mqo.recipes.recipe import read
 from mqo.runs import STEP_TIME, RunFolder
+from timing import options
 
 PROJECT = Project.here()
 STEPS, HEAD = 10, 64
@@ -69,9 +70,7 @@ VARIANTS = {
 
 def main() -> None:
     """Train all variants in turns, and print one row per variant."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name, size in (("hidden", 1024), ("layers", 2), ("sequence", 1024), ("rounds", 5)):
-        parser.add_argument(f"--{name}", type=int, default=size)
+    parser = options(__doc__, hidden=1024, layers=2, sequence=1024, rounds=5)
     parser.add_argument("--dtype", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--only", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     given = parser.parse_args()

@@ -1,7 +1,8 @@
-"""Time workloads that take turns, and measure how much one raises the memory of a process."""
+"""Options of the benchmarks, their times in turns, and how much one raises a process's memory."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -13,6 +14,14 @@ import torch
 
 Workload = Callable[[], object]
 Clock = Callable[[], float]
+
+
+def options(about: str | None, **numbers: int) -> argparse.ArgumentParser:
+    """Return a parser of a program's options: those that are numbers, with their defaults."""
+    parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    return parser
 
 
 def best(

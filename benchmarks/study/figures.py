@@ -22,10 +22,9 @@ from mqo.report.looks import looks
 from mqo.report.pictures import Gap, draw_curves, forest, pyplot, save
 from mqo.report.series import Band, band, less
 from mqo.run_records import QuantToml
-from mqo.runs import Series
 from predict import Prediction, forward_sqnr, predictions
 from study import ARMS, HERE, Cell
-from table import BASELINE, Losses, by_step, noise_of, pairs_of, planned, read
+from table import BASELINE, Losses, noise_of, pairs_of, planned, read
 
 CURVES = ("none", "mxfp4", "mxfp4+all", "mxfp4-backward", "nvfp4", "hif4", "mxfp8", "hifp8")
 
@@ -126,18 +125,14 @@ def predictors(known: Sequence[Prediction], title: str) -> None:
 def curves(losses: Losses, model: str, arms: Sequence[str], title: str, target: Path) -> None:
     """Plot validation losses, and their differences to `none`, during training."""
     chosen = [arm for arm in CURVES if arm in arms]
-    drawn, base = [], {seed: _series(curve) for seed, curve in losses.curve[BASELINE].items()}
+    drawn, base = [], losses.curve[BASELINE]
     arm_looks = looks_of(model, arms)
     for arm in chosen:
-        series = {seed: _series(curve) for seed, curve in losses.curve[arm].items()}
+        series = losses.curve[arm]
         seeds = () if arm == BASELINE else series.keys() & base.keys()
         gap = band([less(series[seed], base[seed]) for seed in seeds])
         drawn.append(Curve(arm, arm, arm_looks[arm], Band(), gap, band([*series.values()])))
     draw_curves(drawn, title, [target])
-
-
-def _series(curve: list) -> Series:
-    return sorted(by_step(curve).items())
 
 
 def gaps_over_sqnr(

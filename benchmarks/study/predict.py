@@ -78,18 +78,17 @@ def _gaps(losses: Gaps) -> dict[str, dict[int, float]]:
 
 
 def _gaps_at(losses: Losses, step: int) -> dict[str, dict[int, float]]:
-    at_step: dict[str, dict[int, float]] = {}
-    for arm, curves in losses.curve.items():
-        for seed, curve in curves.items():
-            values = [loss for at, loss in curve if at == step]
-            if values:
-                at_step.setdefault(arm, {})[seed] = statistics.fmean(values)
-    return _gaps(at_step)
+    return _gaps(
+        {
+            arm: {seed: loss for seed, curve in curves.items() for at, loss in curve if at == step}
+            for arm, curves in losses.curve.items()
+        }
+    )
 
 
 def _steps(losses: Losses) -> list[int]:
     (curve, *_) = losses.curve[BASELINE].values()
-    return sorted({step for step, _ in curve})
+    return [step for step, _ in curve]
 
 
 def _of_values(name: str, values: Mapping[str, float], final: Gaps) -> Prediction | None:

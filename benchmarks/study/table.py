@@ -24,6 +24,7 @@ from typing import Any
 
 from mqo.extras import package
 from mqo.report.evidence import LEVEL, POWER, Evidence, evidence
+from mqo.runs import Series
 from predict import BASELINE, Prediction, predictions
 
 HERE = Path(__file__).parent
@@ -39,10 +40,13 @@ HEAD = """| arm | less | seeds | gap, nats | 95 % | of loss | errors | p (Holm) 
 
 @dataclass
 class Losses:
-    """The runs of one model, size and length: {arm: {seed: ...}}; losses in nats per token."""
+    """The runs of one model, size and length: {arm: {seed: ...}}; losses in nats per token.
+
+    `curve` has the mean of the evaluations at each step.
+    """
 
     last: dict[str, dict[int, float]] = field(default_factory=lambda: defaultdict(dict))
-    curve: dict[str, dict[int, list]] = field(default_factory=lambda: defaultdict(dict))
+    curve: dict[str, dict[int, Series]] = field(default_factory=lambda: defaultdict(dict))
     sqnr: dict[str, dict[str, float]] = field(default_factory=dict)
     noise_ratio: dict[str, float] = field(default_factory=dict)  # gradient to noise, last seed
     seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # of all seeds
@@ -187,7 +191,7 @@ def read(path: Path) -> dict[Key, Losses]:
             seed = int(row["seed"])
             losses.seconds[row["arm"]] += float(row["seconds"])
             losses.last[row["arm"]][seed] = float(row["validation"])
-            losses.curve[row["arm"]][seed] = json.loads(row["curve"])
+            losses.curve[row["arm"]][seed] = by_step(json.loads(row["curve"]))
             if measured := json.loads(row["sqnr"] or "{}"):
                 losses.sqnr[row["arm"]] = measured
             if ratio := row["noise_ratio"]:
@@ -256,19 +260,19 @@ def _change(losses: Losses, arm: str) -> list[tuple[float, float]]:
     """Return, for each seed, the gap half-way and the gap at the last step."""
     gaps = []
     for seed in sorted(losses.curve[arm].keys() & losses.curve[BASELINE].keys()):
-        loss, base = (by_step(losses.curve[name][seed]) for name in (arm, BASELINE))
+        loss, base = (dict(losses.curve[name][seed]) for name in (arm, BASELINE))
         last = max(loss)
         middle = min(loss, key=lambda step: abs(step - last / 2))
         gaps.append((loss[middle] - base[middle], loss[last] - base[last]))
     return gaps
 
 
-def by_step(curve: list) -> dict[int, float]:
+def by_step(curve: Iterable[tuple[int, float]]) -> Series:
     """Return the mean of the evaluations at each step."""
     steps: dict[int, list[float]] = defaultdict(list)
     for step, loss in curve:
         steps[step].append(loss)
-    return {step: statistics.fmean(values) for step, values in steps.items()}
+    return [(step, statistics.fmean(values)) for step, values in sorted(steps.items())]
 
 
 def predicting(

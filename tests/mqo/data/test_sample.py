@@ -1,6 +1,7 @@
 """Fetching the pinned dump by pip, and reading the articles out of it. No index is asked."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 from mqo import pip
@@ -21,7 +22,7 @@ def test_articles_are_those_with_prose_in_the_order_of_the_dump(dump):
 
 def test_jsonl_has_the_published_columns(dump, tmp_path):
     path = tmp_path / "text.jsonl"
-    assert sample.write_jsonl(sample.articles(dump), path) == 2
+    assert sample.write_jsonl(map(asdict, sample.articles(dump)), path) == 2
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     assert [list(line) for line in lines] == [["id", "url", "title", "text"]] * 2
 

@@ -20,7 +20,7 @@ def three_seeds(runs):
 
 
 def gaps(result):
-    return {side.label: side.gap and round(side.gap.mean, 6) for side in result.sides}
+    return {side.label: side.row.gap and round(side.row.gap.mean, 6) for side in result.sides}
 
 
 BF16 = "bf16 (unquantized)"
@@ -30,7 +30,11 @@ def test_seeds_are_one_side_and_a_folders_unquantized_runs_the_baseline(three_se
     result = compare_losses([three_seeds.root])
     assert gaps(result) == {BF16: None, "FA_mxfp8": -0.0001, "mxfp4": 0.022}
     side = next(side for side in result.sides if side.label == "mxfp4")
-    assert side.gap.low < 0.022 < side.gap.high and side.gap.seen and side.gap.smallest > 0
+    assert (
+        side.row.gap.low < 0.022 < side.row.gap.high
+        and side.row.gap.seen
+        and side.row.gap.smallest > 0
+    )
     assert side.pairs == 3 * 20 and side.steps.low <= side.steps.median <= side.steps.high
     assert side.differs["quantization.mode"] == ("bf16", "mxfp4")
     assert side.differs["quantization.types.pv"] == ("none", "mxfp4")
@@ -42,7 +46,7 @@ def test_the_first_of_several_runs_is_the_baseline(three_seeds):
     result = compare_losses([root / "mxfp4 1", root / "bf16 1", root / "FA_mxfp8 1"])
     assert result.baseline.label == "mxfp4"
     assert gaps(result)[BF16] == round(1 / 1.021 - 1, 6)
-    assert result.sides[1].gap.low is None
+    assert result.sides[1].row.gap.low is None
 
 
 def test_a_folders_unquantized_run_is_the_baseline_when_another_folder_repeats_it(runs):
@@ -85,7 +89,7 @@ def test_runs_of_one_mode_with_other_flags_are_two_sides(runs):
     runs("b", loss=6.3, flags=("--lr", "1e-4"))
     first, second = compare_losses([runs.root / "a", runs.root / "b"]).sides
     assert (first.label, second.label) == (f"{BF16} (a)", f"{BF16} (b)")
-    assert second.gap.mean == pytest.approx(0.05)
+    assert second.row.gap.mean == pytest.approx(0.05)
     assert list(second.differs) == ["experiment.extra_flags"]
     assert '"--lr"' in second.differs["experiment.extra_flags"][1]
 
@@ -94,7 +98,7 @@ def test_runs_on_other_tokens_have_a_caution(runs):
     runs("a", steps=200)
     runs("b", "mxfp4", steps=300, digest="01ff", seed=7)
     side = compare_losses([runs.root / "a", runs.root / "b"]).sides[1]
-    assert side.gap is None
+    assert side.row.gap is None
     said = "; ".join(side.cautions)
     assert "data, steps differ" in said and "no seed in common" in said
 

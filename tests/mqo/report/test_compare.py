@@ -110,7 +110,8 @@ def test_what_a_library_quantizes_is_no_baseline(runs):
     runs("int8", library=LIBRARY)
     rows = {row.variant: row for row in only(runs).rows}
     assert set(rows) == {"bf16", "int8 by ModelOpt"}
-    assert only(runs).baseline(rows["int8 by ModelOpt"].runs[0]).variant == "bf16"
+    ((_, base),) = rows["int8 by ModelOpt"].pairs
+    assert base.variant == "bf16"
     assert quantized(rows["int8 by ModelOpt"].types) == "int8 by ModelOpt"
     assert quantized(rows["bf16"].types) == "nothing"
 
@@ -121,7 +122,7 @@ def test_a_library_that_the_training_found_is_no_baseline(runs):
     runs("int8", implementation=found)
     (row,) = only(runs).rows
     assert row.variant != "bf16" and "ModelOpt" in row.label
-    assert only(runs).baseline(row.runs[0]) is None
+    assert not row.pairs
     _, (curve,) = of_runs([row.runs[0].folder])
     assert not curve.difference.steps
 

@@ -78,14 +78,12 @@ def _locked(path: Path, report: Say) -> Iterator[None]:
     # The system drops this lock with its process, so a killed one does not block others.
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         report("Another process is preparing this dataset; waiting for it")
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 def _build(target: Path, inputs: Inputs, build: Callable[[Path], Contents]) -> None:

@@ -202,11 +202,6 @@ def _part(file: Path, first: int, lines: Sequence[bytes], bad: BadTable) -> Iter
 # -- preparing -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Document:
-    text: str
-
-
 def prepare_text(
     project: Project, text: TextFiles, given: Path | None, *, report: Say
 ) -> cached.Contents:
@@ -228,7 +223,7 @@ def prepare_text(
 
 def _build(text: TextFiles, given: Path | None, report: Say, folder: Path) -> cached.Contents:
     lines, bad, files = layout(folder, text.name)[0], BadTable(), [*map(Path, text.files)]
-    count = sample.write_jsonl((_Document(t) for f in files for t in documents(f, bad)), lines)
+    count = sample.write_jsonl(({"text": t} for f in files for t in documents(f, bad)), lines)
     for file in files:
         with reading(DataError):
             if sha256_of(file) != text.files[str(file)]:

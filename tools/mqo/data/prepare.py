@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def _run_steps(project: Project, dataset: str, report: Say, folder: Path) -> cac
         documents = debian_docs.documents(project.cache, folder / "licenses", report)
     else:
         documents = sample.articles(sample.fetch(project.cache, report))
-    count = sample.write_jsonl(documents, text)
+    count = sample.write_jsonl(map(asdict, documents), text)
     megabytes = text.stat().st_size / 1e6
     report(f"Cleaned {count} documents, {megabytes:.2f} MB, {_seconds(start)}")
     contents = index_text(folder, dataset, report)

@@ -4,10 +4,9 @@ import bz2
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 from mqo import pip, process
@@ -109,11 +108,11 @@ def _article(page: ElementTree.Element, site: str) -> Article | None:
     return Article(id=page.findtext("{*}id") or "", url=url, title=title, text=text)
 
 
-def write_jsonl(documents: Iterable[Any], path: Path) -> int:
-    """Write one JSON object per line (a dataclass, as UTF-8), and return how many."""
+def write_jsonl(documents: Iterable[Mapping[str, str]], path: Path) -> int:
+    """Write one JSON object per line, as UTF-8, and return how many."""
     count = 0
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for document in documents:
-            file.write(json.dumps(asdict(document), ensure_ascii=False) + "\n")
+            file.write(json.dumps(document, ensure_ascii=False) + "\n")
             count += 1
     return count

@@ -34,12 +34,7 @@ def train(texts: Iterator[str], folder: Path, vocab_size: int) -> int:
     bpe.train_from_iterator(texts, trainer)
     folder.mkdir(parents=True, exist_ok=True)
     bpe.save(str(folder / "tokenizer.json"))
-    _write_config(folder)
-    return bpe.get_vocab_size()
-
-
-def _write_config(folder: Path) -> None:
-    """Write the names of the special tokens, which AutoTokenizer also needs."""
+    # The names of the special tokens, which AutoTokenizer also needs.
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": END_OF_DOCUMENT,
@@ -50,3 +45,4 @@ def _write_config(folder: Path) -> None:
     }
     text = json.dumps(config, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+    return bpe.get_vocab_size()

@@ -23,6 +23,7 @@ from mqo.launch.options import OPTIONS, add_arguments, given, split
 from mqo.launch.own_data import either, of_options
 from mqo.launch.own_types import OwnTypes
 from mqo.launch.start_weights import fill_in
+from mqo.launch.variants import GemmChoice
 from mqo.matrix import tables
 from mqo.project import Project
 from mqo.quant.recipe import OUTPUT_LAYER, Recipe
@@ -254,8 +255,7 @@ def config_from(
     if args.front_end:
         tables.check_choice("quantization of attention", mode, _modes(front_end=True))
     tables.check_dtype(args.dtype)
-    tables.check_gemms(args.gemms)
-    tables.check_attention_gemms(args.attention_gemms)
+    GemmChoice.of_names(args.gemms, args.attention_gemms)
     where = {name: getattr(args, name) for name in Cluster.model_fields}
     training = tables.pick(tables.trainings(), "training configuration", args.training_config)
     gpus = 0 if training.is_smoke else (machine or detect()).gpus

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast, get_args
 
 from mqo.errors import MqoError
 from mqo.launch.effects import PATTERNS, quant_config, unread_options
@@ -32,7 +32,10 @@ class GemmChoice(NamedTuple):
     @classmethod
     def of_names(cls, linear: str, attention: str) -> GemmChoice:
         """Return the choice of these names; UnknownNameError lists the valid ones."""
-        return cls(tables.check_gemms(linear), tables.check_attention_gemms(attention))
+        tables.check_choice("choice of GEMMs", linear, get_args(tables.Gemms))
+        products = get_args(tables.AttentionGemms)
+        tables.check_choice("choice of attention's products", attention, products)
+        return cls(cast(tables.Gemms, linear), cast(tables.AttentionGemms, attention))
 
     @property
     def fields(self) -> dict[str, str]:

@@ -634,18 +634,6 @@ def check_choice(kind: str, name: object, valid: Collection[object]) -> None:
         raise UnknownNameError(kind, str(name), short, help=types if short != names else "")
 
 
-def check_gemms(name: str) -> Gemms:
-    """Return a choice of GEMMs; UnknownNameError if the name is unknown."""
-    check_choice("choice of GEMMs", name, tuple(LINEAR_SITES))
-    return cast(Gemms, name)
-
-
-def check_attention_gemms(name: str) -> AttentionGemms:
-    """Return a choice of attention's products; UnknownNameError if the name is unknown."""
-    check_choice("choice of attention's products", name, get_args(AttentionGemms))
-    return cast(AttentionGemms, name)
-
-
 def check_dtype(name: str | None) -> Dtype | None:
     """Return a dtype, or None for the default; UnknownNameError if the name is unknown."""
     check_choice("dtype", name, (None, *DTYPES))

@@ -15,9 +15,8 @@ from mqo.perf.ratio import quartiles
 from mqo.perf.verdicts import Quartiles
 from mqo.report.collect import Run, collect
 from mqo.report.compare import cautions
-from mqo.report.evidence import Evidence, Spread, evidence
 from mqo.report.lines import MOST_OF_LABEL, gap_row, wrapped
-from mqo.report.rows import BASELINE, TAIL, final_loss, named_variant
+from mqo.report.rows import BASELINE, TAIL, Row, final_loss, named_variant, rows_of
 from mqo.runs import Value, flat
 
 # Runs whose texts differ in these have losses that are not comparable.
@@ -28,17 +27,15 @@ Differences = Mapping[str, tuple[Value | None, Value | None]]
 
 @dataclass(frozen=True)
 class Side:
-    """Runs that differ only in the seed, and their gap to the baseline: 0.01 is one percent more.
+    """Runs that differ only in the seed, compared with the baseline.
 
-    `gap` is that of the final losses over seeds. `steps` is that of the training losses at the same
-    steps of the same seed, over `pairs` of the last steps. `differs` has the baseline's value and
-    this side's of each field of cell.json that differs; None if it is empty.
+    `steps` is the gap of the training losses at the same steps of the same seed, over `pairs` of
+    the last steps. `differs` has the baseline's value and this side's of each field of cell.json
+    that differs; it is None for the baseline.
     """
 
     label: str
-    runs: tuple[Run, ...]
-    loss: Spread
-    gap: Evidence | None = None
+    row: Row
     steps: Quartiles | None = None
     pairs: int = 0
     differs: Differences | None = None
@@ -89,10 +86,11 @@ def compare_losses(paths: Sequence[Path], baseline: str | None = None) -> Compar
         )
     labels = _labels(sides)
     base = _first(kinds, runs, paths[0]) if baseline is None else _named(sides, labels, baseline)
-    order = sorted(range(len(sides)), key=lambda i: i != base)
     validated = all(run.valid for side in sides for run in side)
-    chosen = _sides([sides[i] for i in order], [labels[i] for i in order], validated)
-    return Comparison(chosen, validated, tuple(notes))
+    rows = rows_of(sides, sides[base], validated)
+    others = [i for i in range(len(sides)) if i != base]
+    compared = [_compared(labels[i], rows[i], sides[base][0]) for i in others]
+    return Comparison((Side(labels[base], rows[base]), *compared), validated, tuple(notes))
 
 
 def _losses(run: Run) -> tuple:
@@ -142,37 +140,18 @@ def _named(sides: Sequence[Sequence[Run]], labels: Sequence[str], name: str) -> 
     raise UnknownNameError("side of the comparison", name, [repr(label) for label in labels])
 
 
-def _sides(
-    sides: Sequence[tuple[Run, ...]], labels: Sequence[str], validated: bool
-) -> tuple[Side, ...]:
-    base = {run.seed: run for run in sides[0]}
-    pairs = [[(run, base[run.seed]) for run in side if run.seed in base] for side in sides[1:]]
-    gaps = evidence(
-        [[final_loss(run, validated) / final_loss(b, validated) - 1 for run, b in p] for p in pairs]
+def _compared(label: str, row: Row, base: Run) -> Side:
+    """Return a side; `base` is a run of the baseline, for a side without a seed in common."""
+    steps = [gap for run, other in row.pairs for gap in _step_gaps(run, other)]
+    run, other = row.pairs[0] if row.pairs else (row.runs[0], base)
+    return Side(
+        label,
+        row,
+        quartiles(steps) if steps else None,
+        len(steps),
+        differences(other, run),
+        tuple(_cautions(other, run, bool(row.pairs))),
     )
-    results = []
-    for runs, label, pair, gap in zip(sides[1:], labels[1:], pairs, gaps, strict=True):
-        steps = [gap for run, other in pair for gap in _step_gaps(run, other)]
-        run, other = pair[0] if pair else (runs[0], sides[0][0])
-        results.append(
-            Side(
-                label,
-                runs,
-                _spread(runs, validated),
-                gap,
-                quartiles(steps) if steps else None,
-                len(steps),
-                differences(other, run),
-                tuple(_cautions(other, run, bool(pair))),
-            )
-        )
-    return (Side(labels[0], sides[0], _spread(sides[0], validated)), *results)
-
-
-def _spread(runs: Sequence[Run], validated: bool) -> Spread:
-    spread = Spread.over(final_loss(run, validated) for run in runs)
-    assert spread is not None  # there are runs
-    return spread
 
 
 def _step_gaps(run: Run, base: Run) -> list[float]:
@@ -237,20 +216,19 @@ def comparison_lines(result: Comparison) -> Iterator[str]:
 def _side_lines(side: Side, width: int) -> Iterator[str]:
     from mqo.report.page import shown
 
-    gap = shown(side.gap) if side.differs is not None else ""
-    yield from gap_row(side.label, width, len(side.runs), side.loss.mean, gap)
+    gap = side.row.gap
+    text = shown(gap) if side.differs is not None else ""
+    yield from gap_row(side.label, width, len(side.row.runs), side.row.loss.mean, text)
     if side.differs is None:
         return
     indent = " " * 6
-    if side.gap and side.gap.smallest is not None:
-        seen = "a difference is seen" if side.gap.seen else "no difference is seen"
-        seen += side.gap.correction
-        count = len(side.gap.values)
-        words = f"{seen}; {count} seeds would detect a gap of {side.gap.smallest:.2%}"
+    if gap and gap.smallest is not None:
+        seen = f"{'a' if gap.seen else 'no'} difference is seen{gap.correction}"
+        words = f"{seen}; {len(gap.values)} seeds would detect a gap of {gap.smallest:.2%}"
         yield from wrapped(words, indent)
-    elif side.gap and len(side.gap.values) == 1:
+    elif gap and len(gap.values) == 1:
         yield from wrapped("one seed gives no interval: train at least three seeds", indent)
-    elif side.gap:
+    elif gap:
         yield from wrapped("there is no interval, because a loss is not finite", indent)
     if side.steps:
         yield from wrapped(_steps_text(side.steps, side.pairs), indent)
@@ -290,13 +268,14 @@ def _side_table(side: Side, validated: bool) -> dict[str, Any]:
             "seed": run.seed,
             "loss": final_loss(run, validated),
         }
-        for run in side.runs
+        for run in side.row.runs
     ]
+    gap = side.row.gap
     return {
         "label": side.label,
-        "loss": side.loss.mean,
+        "loss": side.row.loss.mean,
         "runs": runs,
-        "gap": side.gap and asdict(side.gap) | {"seen": side.gap.seen},
+        "gap": gap and asdict(gap) | {"seen": gap.seen},
         "steps": side.steps and asdict(side.steps) | {"pairs": side.pairs},
         "differs": side.differs,
         "cautions": side.cautions,

@@ -1,7 +1,7 @@
 """Evaluate the runs of a performance test in sections: numbers, verdicts, commands."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def precision(measured: Measured) -> Section:
         "are in the output dtype at the exact value."
     )
     rows = tuple(_precision_row(site) for site in result.get("sites", ()))
-    verdicts = tuple(_precision_verdicts(result, _changed(run)))
+    verdicts = tuple(_precision_verdicts(result, parsed(run.folder.quant_config, QuantToml)))
     return Section("precision", "Operator precision", about, rows, verdicts, (command,))
 
 
@@ -112,23 +112,16 @@ def _precision_row(site: TableRow) -> TableRow:
     }
 
 
-def _changed(run: Run) -> Callable[[str], str]:
-    """Return a function of a site: why its format's threshold does not apply; '' if it does."""
-    options = parsed(run.folder.quant_config, QuantToml)
+def _changed(options: QuantToml, site: str) -> str:
+    """Return why the threshold of a site's format does not apply; '' if it does."""
     chosen = options.quantizer.items()
-    everywhere = [f"{name} {value}" for name, value in chosen if name in CHANGES_VALUES]
-
-    def why(site: str) -> str:
-        own = [name for name in options.operands if name.startswith(f"{site}.")]
-        if not everywhere and not own:
-            return ""
-        changes = ", ".join([*everywhere, *own])
-        return f"the threshold is for the format's defaults, and quant.toml changes {changes}"
-
-    return why
+    changes = [f"{name} {value}" for name, value in chosen if name in CHANGES_VALUES]
+    changes += [name for name in options.operands if name.startswith(f"{site}.")]
+    defaults = "the threshold is for the format's defaults, and quant.toml changes"
+    return f"{defaults} {', '.join(changes)}" if changes else ""
 
 
-def _precision_verdicts(result: Mapping[str, Any], changed: Callable[[str], str]) -> list[Verdict]:
+def _precision_verdicts(result: Mapping[str, Any], options: QuantToml) -> list[Verdict]:
     if not result:
         return [judge("SQNR of the products", None, "product_fp32", NO_COVERAGE)]
     verdicts = [
@@ -136,7 +129,7 @@ def _precision_verdicts(result: Mapping[str, Any], changed: Callable[[str], str]
             f"SQNR of {site['site']} in {site['quant_type']}",
             float(site["total"]["sqnr_db"]),
             f"sqnr_{site['quant_type']}",
-            changed(site["site"]),
+            _changed(options, site["site"]),
         )
         for site in result["sites"]
         if site["quant_type"] != "none"

@@ -3,7 +3,7 @@
 import functools
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Self
 
@@ -115,9 +115,6 @@ def judge(
 
 def exactly(quantity: str, difference: str, skip_reason: str = "") -> Verdict:
     """Return the verdict on values that must be bit-equal; `difference` is empty if they are."""
-    bound = tables().thresholds["bit_equal"]
-    if skip_reason:
-        return Verdict(quantity, "not judged", None, bound.line, skip_reason)
-    outcome: Outcome = "fail" if difference else "pass"
-    value = 1.0 if difference else 0.0
-    return Verdict(quantity, outcome, value, bound.line, difference or bound.reason)
+    value = None if skip_reason else float(bool(difference))
+    verdict = judge(quantity, value, "bit_equal", skip_reason)
+    return replace(verdict, why=difference) if difference else verdict

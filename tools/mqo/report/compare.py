@@ -7,7 +7,7 @@ from pathlib import PurePath
 from mqo.errors import MqoError, UnknownNameError
 from mqo.matrix.tables import NONE
 from mqo.report.collect import LeftOut, Run
-from mqo.report.rows import BASELINE, Row, baselines, gap_of, named_variant, rows_of
+from mqo.report.rows import BASELINE, Row, gap_of, named_variant, rows_of
 from mqo.report.verdict import DEFAULT_TOLERANCE, Verdict, verdict
 
 MOST_SHOWN = 3  # differences in a subtitle
@@ -23,9 +23,6 @@ class Group:
     `differs` has the differences to groups with the same title, the clearest first.
     """
 
-    model: str
-    dataset: str
-    config: str
     runs: tuple[Run, ...]
     rows: tuple[Row, ...]
     validated: bool
@@ -33,6 +30,11 @@ class Group:
     differs: tuple[str, ...] = ()
     cautions: tuple[str, ...] = ()
     baseline_variant: str = BASELINE
+
+    @property
+    def first(self) -> Run:
+        """Return a run; all have the same model, dataset and configuration."""
+        return self.runs[0]
 
     @property
     def reference(self) -> str:
@@ -51,7 +53,7 @@ class Group:
     @property
     def title(self) -> str:
         """Return model, dataset and configuration."""
-        return f"{self.model} on {self.dataset}, {self.config}"
+        return f"{self.first.model} on {self.first.dataset}, {self.first.config}"
 
     @property
     def subtitle(self) -> str:
@@ -84,10 +86,6 @@ class Group:
         """Return the variants that have a gap, as a forest plot lists them: by format, then gap."""
         known = [row for row in self.rows if row.gap]
         return sorted(known, key=lambda row: (sorted({*row.types.values()} - {NONE}), gap_of(row)))
-
-    def baseline(self, run: Run) -> Run | None:
-        """Return the baseline's run with the same seed."""
-        return baselines(self.runs, self.baseline_variant).get(run.seed)
 
 
 def compare(
@@ -132,24 +130,25 @@ def _replaced(runs: Iterable[Run], newest: Mapping[tuple, Run]) -> list[LeftOut]
 
 def _group(runs: tuple[Run, ...], others: Sequence[Run], tolerance: float, baseline: str) -> Group:
     validated = all(run.valid for run in runs)
-    named = named_variant(baseline, (run.variant for run in runs))
+    variants: dict[str, list[Run]] = {}
+    for run in runs:
+        variants.setdefault(run.variant, []).append(run)
+    named = named_variant(baseline, variants)
     if len(named) > 1:
         raise MqoError(
             f"{len(named)} variants are of {baseline}",
             expected=f"one of {', '.join(map(repr, named))}",
         )
     variant = named[0] if named else baseline
-    rows = tuple(rows_of(runs, validated, variant))
-    first = runs[0]
+    rows = rows_of(variants.values(), variants.get(variant, ()), validated)
+    # The baseline is first, then the others by increasing quantized share.
+    rows.sort(key=lambda row: (row.variant != variant, row.share or 0, row.variant))
     return Group(
-        model=first.model,
-        dataset=first.dataset,
-        config=first.config,
         runs=runs,
-        rows=rows,
+        rows=tuple(rows),
         validated=validated,
-        verdict=verdict(rows, tolerance, continued=first.continued, baseline=variant),
-        differs=tuple(_differs(first, others)),
+        verdict=verdict(rows, tolerance, continued=runs[0].continued, baseline=variant),
+        differs=tuple(_differs(runs[0], others)),
         cautions=tuple(cautions(runs)),
         baseline_variant=variant,
     )

@@ -45,12 +45,11 @@ class Curve:
 
 def of_group(group: Group) -> list[Curve]:
     """Return one curve per variant, in the order of `group.rows`."""
-    curves, known = [], by_variant(group.rows)
-    for row in group.rows:
-        is_base = row.variant == group.baseline_variant
-        bases = [None if is_base else group.baseline(run) for run in row.runs]
-        curves.append(_curve(row.variant, row.label, known[row.variant], row.runs, bases))
-    return curves
+    known = by_variant(group.rows)
+    return [
+        _curve(row.variant, row.label, known[row.variant], row.runs, row.pairs)
+        for row in group.rows
+    ]
 
 
 def _curve(
@@ -58,16 +57,15 @@ def _curve(
     label: str,
     look: Look,
     runs: Sequence[Run | _Single],
-    bases: Sequence[Run | _Single | None],
+    pairs: Iterable[tuple[Run | _Single, Run | _Single]],
 ) -> Curve:
-    """Return the curve of runs; `bases` are the baseline's runs of the same seeds."""
-    pairs = zip(runs, bases, strict=True)
+    """Return the curve of runs; `pairs` are those with a baseline of the same seed, and it."""
     return Curve(
         name=name,
         label=label,
         look=look,
         loss=band([run.train for run in runs]),
-        difference=band([less(run.train, base.train) for run, base in pairs if base], DIFFERENCES),
+        difference=band([less(run.train, base.train) for run, base in pairs], DIFFERENCES),
         valid=band([run.valid for run in runs]),
         chance=math.log(runs[0].vocabulary) if runs[0].vocabulary else None,
     )
@@ -135,7 +133,11 @@ def of_runs(folders: Iterable[RunFolder]) -> tuple[str, list[Curve]]:
             runs[0].mode if len(abouts) == 1 else f"{runs[0].mode}, {runs[0].about}",
             look,
             runs,
-            [None if run.is_baseline else baselines.get((run.setting, run.seed)) for run in runs],
+            [
+                (run, base)
+                for run in runs
+                if not run.is_baseline and (base := baselines.get((run.setting, run.seed)))
+            ],
         )
         for n, (runs, look) in enumerate(zip(together.values(), known, strict=True))
     ]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
 from typing import Any
 
 EDGE = 0.15  # inches that stay free at the left and at the right of a figure
-_COLUMNS = (2, 1)  # of a legend
 
 
 def wrapped(figure: Any, text: str, inches: float, size: float) -> str:
@@ -50,38 +48,19 @@ def add_legend(figure: Any, size: float) -> None:
     It has two columns, or one if two are too wide, with lines of text that are broken if one label
     is too wide.
     """
-    handles, labels = _entries(figure.axes)
     width = figure.get_figwidth() - 2 * EDGE
-    for columns in _COLUMNS:
-        legend = _legend(figure, handles, labels, columns, size)
+    # A handle is long enough to show a dash.
+    style: dict[str, Any] = {"frameon": False, "handlelength": 3, "borderpad": 0, "fontsize": size}
+    for columns in (2, 1):
+        legend = figure.legend(loc="outside lower center", ncols=columns, **style)
         if _extent(figure, legend).width <= width * figure.dpi:
             break
-        legend.remove()
+        if columns > 1:
+            legend.remove()
     else:
-        text_width = width - 5 * size / 72  # without the handle and the gap after it
-        lines = [wrapped(figure, label, text_width, size) for label in labels]
-        legend = _legend(figure, handles, lines, 1, size)
+        for text in legend.get_texts():  # without the handle and the gap after it
+            text.set_text(wrapped(figure, text.get_text(), width - 5 * size / 72, size))
     _grow(figure, legend)
-
-
-def _entries(axes: Sequence[Any]) -> tuple[list[Any], list[str]]:
-    pairs = [pair for each in axes for pair in zip(*each.get_legend_handles_labels(), strict=True)]
-    return [handle for handle, _ in pairs], [label for _, label in pairs]
-
-
-def _legend(
-    figure: Any, handles: Sequence[Any], labels: Sequence[str], columns: int, size: float
-) -> Any:
-    return figure.legend(
-        handles,
-        labels,
-        loc="outside lower center",
-        ncols=columns,
-        fontsize=size,
-        frameon=False,
-        handlelength=3,  # long enough to show a dash
-        borderpad=0,
-    )
 
 
 def _extent(figure: Any, artist: Any) -> Any:

@@ -30,7 +30,7 @@ def write(groups: Sequence[Group], left_out: Sequence, out: Path, *, latex: bool
         (folder / PAGE).write_text(page(groups, left_out, today), encoding="utf-8")
         tables.write(folder, tables.tables(groups, left_out))
         for number, group in enumerate(groups, 1):
-            names = (group.model, group.dataset, group.config)
+            names = (group.first.model, group.first.dataset, group.first.config)
             name = "_".join((str(number), *map(folder_part, names)))
             draw(group, folder / name)
             draw_gaps(group, folder / name)

@@ -11,12 +11,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from mqo.extras import package
-from mqo.report.collect import FileChange, LeftOut, Run
+from mqo.report.collect import LeftOut, Run
 from mqo.report.colors import SYMBOLS, Look, legend
 from mqo.report.compare import MOST_SHOWN, Group
 from mqo.report.curves import MOST, Curve, first, of_group
 from mqo.report.evidence import Evidence, Spread
-from mqo.report.looks import by_variant
 from mqo.report.operands import QUANTITIES, Map, maps, ranges
 from mqo.report.operands import shown as measure
 from mqo.report.rows import Row, quantized
@@ -94,17 +93,15 @@ class Diffs:
     """The overlay.diff of each run, without duplicates: `parts` by hash, `listed` by run."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
-        self.parts: dict[str, str] = {}
-        self.listed: list[list[dict[str, Any]]] = []
-        for run in runs:
-            rows = [_listed(change) for change in run.changes]
-            self.parts |= {change.digest: change.text for change in run.changes}
-            if rows not in self.listed:
-                self.listed.append(rows)
+        diffs = list(dict.fromkeys(run.changes for run in runs))
+        names = ("path", "kind", "added", "removed", "digest")
+        self.listed = [[{name: getattr(part, name) for name in names} for part in d] for d in diffs]
+        self.parts = {part.digest: part.text for diff in diffs for part in diff}
+        self.number_of = {diff: number for number, diff in enumerate(diffs)}
 
     def number(self, run: Run) -> int:
         """Return the index in `listed` of a run's diff."""
-        return self.listed.index([_listed(change) for change in run.changes])
+        return self.number_of[run.changes]
 
     def summary(self, run: Run) -> str:
         """Return the number of files and lines."""
@@ -113,17 +110,11 @@ class Diffs:
         return f"{len(rows)} files, +{added:,} -{removed:,} lines"
 
 
-def _listed(change: FileChange) -> dict[str, Any]:
-    names = ("path", "kind", "added", "removed", "digest")
-    return {name: getattr(change, name) for name in names}
-
-
 # -- curves ---------------------------------------------------------------------------------------
 
 
 def _drawn(group: Group, curves: Mapping[str, Curve]) -> dict[str, Any]:
-    looks = by_variant(group.rows)
-    gaps = [_gap(row, row.gap, looks[row.variant]) for row in group.forest if row.gap]
+    gaps = [_gap(row, row.gap, curves[row.variant].look) for row in group.forest if row.gap]
     return {"curves": list(map(_curve, curves.values())), "gaps": gaps, "shown": first(group)} | {
         "baseline": group.baseline_variant
     }

@@ -20,15 +20,15 @@ PAIRED = ("gap", "memory_saved", "speed_up")
 
 @dataclass(frozen=True)
 class Row:
-    """A variant of a group: its runs' values over seeds.
+    """Runs that differ only in their seeds, and their values over seeds.
 
-    `gap` is relative to the baseline of the same seed (0.01: one percent more loss); `memory_saved`
-    and `speed_up` likewise, for runs on the same machine: 0.1 is a tenth less memory, a tenth more
-    tokens per second.
+    `pairs` has the runs that have a baseline of the same seed, with it. `gap` is relative to that
+    (0.01: one percent more loss); `memory_saved` and `speed_up` likewise, for runs on the same
+    machine: 0.1 is a tenth less memory, a tenth more tokens per second.
     """
 
-    variant: str
     runs: tuple[Run, ...]
+    pairs: tuple[tuple[Run, Run], ...]
     loss: Spread
     gap: Evidence | None
     tokens_per_s: Spread | None
@@ -36,6 +36,11 @@ class Row:
     peak_memory: Spread | None
     memory_saved: Evidence | None
     speed_up: Evidence | None
+
+    @property
+    def variant(self) -> str:
+        """Return the mode with the user's changes to the quantization."""
+        return self.runs[0].variant
 
     @property
     def label(self) -> str:
@@ -59,11 +64,6 @@ def final_loss(run: Run, validated: bool) -> float:
     return statistics.fmean(value for _, value in series)
 
 
-def baselines(runs: Iterable[Run], baseline: str = BASELINE) -> dict[str, Run]:
-    """Return {seed: the run of the baseline}, which is a variant."""
-    return {run.seed: run for run in runs if run.variant == baseline}
-
-
 def named_variant(name: str, variants: Iterable[str]) -> list[str]:
     """Return the variant of that name, or else those of which it is the mode.
 
@@ -75,29 +75,35 @@ def named_variant(name: str, variants: Iterable[str]) -> list[str]:
     return [variant for variant in known if re.split(r"[ ,]", variant)[0] == name]
 
 
-def rows_of(runs: Sequence[Run], validated: bool, baseline: str = BASELINE) -> list[Row]:
-    """Return the baseline first, then the others by increasing quantized share."""
-    variants: dict[str, list[Run]] = {}
-    for run in runs:
-        variants.setdefault(run.variant, []).append(run)
-    bases = baselines(runs, baseline)
-    paired = [
-        _paired(these, {} if name == baseline else bases, validated)
-        for name, these in variants.items()
+def rows_of(sides: Iterable[Sequence[Run]], baseline: Sequence[Run], validated: bool) -> list[Row]:
+    """Return a row for each side: runs that differ only in their seeds.
+
+    `baseline` is the side that the others are compared with; it is empty if there is none.
+    """
+    sides, bases = [tuple(side) for side in sides], {run.seed: run for run in baseline}
+    pairs = [
+        tuple((run, base) for run in side if (base := bases.get(run.seed)) and base is not run)
+        for side in sides
     ]
-    columns = [evidence(values) for values in zip(*paired, strict=True)]
-    rows = [
-        _row(name, these, validated, dict(zip(PAIRED, of_row, strict=True)))
-        for (name, these), *of_row in zip(variants.items(), *columns, strict=True)
+    columns = [
+        evidence(values) for values in zip(*(_paired(p, validated) for p in pairs), strict=True)
     ]
-    return sorted(rows, key=lambda row: (row.variant != baseline, row.share or 0, row.variant))
+    return [
+        Row(
+            runs=side,
+            pairs=pair,
+            loss=Spread.over(final_loss(run, validated) for run in side),  # type: ignore[arg-type]
+            tokens_per_s=Spread.over(run.tokens_per_s for run in side),
+            step_time=Spread.over(run.step_time for run in side),
+            peak_memory=Spread.over(run.peak_memory for run in side),
+            **dict(zip(PAIRED, of_side, strict=True)),
+        )
+        for side, pair, *of_side in zip(sides, pairs, *columns, strict=True)
+    ]
 
 
-def _paired(
-    runs: Iterable[Run], baselines: Mapping[str, Run], validated: bool
-) -> tuple[list[float], ...]:
-    """Return a variant's values of PAIRED, each over seeds."""
-    pairs = [(run, baselines[run.seed]) for run in runs if run.seed in baselines]
+def _paired(pairs: Sequence[tuple[Run, Run]], validated: bool) -> tuple[list[float], ...]:
+    """Return a side's values of PAIRED, each over seeds."""
     near = [(run, base) for run, base in pairs if run.machine == base.machine]
     memory = [(run.peak_memory, base.peak_memory) for run, base in near]
     speed = [(run.tokens_per_s, base.tokens_per_s) for run, base in near]
@@ -105,20 +111,6 @@ def _paired(
         [final_loss(run, validated) / final_loss(base, validated) - 1 for run, base in pairs],
         [1 - own / other for own, other in memory if own and other],
         [own / other - 1 for own, other in speed if own and other],
-    )
-
-
-def _row(
-    variant: str, runs: Sequence[Run], validated: bool, paired: Mapping[str, Evidence | None]
-) -> Row:
-    return Row(
-        variant=variant,
-        runs=tuple(runs),
-        loss=Spread.over(final_loss(run, validated) for run in runs),  # type: ignore[arg-type]
-        tokens_per_s=Spread.over(run.tokens_per_s for run in runs),
-        step_time=Spread.over(run.step_time for run in runs),
-        peak_memory=Spread.over(run.peak_memory for run in runs),
-        **paired,
     )
 
 

@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Iterator, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -153,16 +154,12 @@ class Details:
 
     def lines(self) -> Iterator[str]:
         """Yield the list's lines, the settings, the result and the files."""
+        wrap = partial(textwrap.wrap, width=WIDTH, initial_indent="  ", subsequent_indent=" " * 6)
         yield from self.run.lines()
-        if self.result:
-            yield from textwrap.wrap(
-                self.result, WIDTH, initial_indent="  ", subsequent_indent=" " * 6
-            )
+        yield from wrap(self.result)
         yield "configuration (cell.json, without what is empty):"
         for name, value in self.settings.items():
-            yield from textwrap.wrap(
-                f"{name:{LABEL}}  {value}", WIDTH, initial_indent="  ", subsequent_indent=" " * 6
-            )
+            yield from wrap(f"{name:{LABEL}}  {value}")
         yield f"files of {self.run.folder}:"
         yield from (f"  {name:{LABEL}}  {size(count):>9}" for name, count in self.files.items())
 

@@ -63,7 +63,7 @@ def sites(row: Row) -> Table:
 
 
 def _names(group: Group, row: Row) -> dict[str, Any]:
-    names = {"model": group.model, "dataset": group.dataset, "config": group.config}
+    names = {name: getattr(group.first, name) for name in ("model", "dataset", "config")}
     return names | {"differs": "; ".join(group.differs), "mode": row.variant}
 
 

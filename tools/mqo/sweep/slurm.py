@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from mqo.errors import MqoError
-from mqo.extras import missing
+from mqo.extras import package
 from mqo.runs import RunFolder
 from mqo.sweep.local import command, log_of
 from mqo.sweep.state import SweepFolder
@@ -70,10 +70,7 @@ class Slurm:
         slots: int,
         tracker: str | None = None,
     ) -> None:
-        try:
-            import submitit
-        except ImportError:
-            raise missing("submitit") from None
+        submitit = package("submitit")
         named = {key: value for key, value in given.items() if key != CLUSTER}
         try:
             cluster = str(given.get(CLUSTER, "slurm"))

@@ -76,26 +76,26 @@ class SweepFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             holder, lock = self.root / ".holder", FileLock(self.root / ".lock")
             try:
-                lock.acquire(timeout=0)
+                held = lock.acquire(timeout=0)
             except Timeout:
-                who = (
-                    holder.read_text(encoding="utf-8", errors="replace") if holder.exists() else ""
-                )
+                who = ""
+                if holder.exists():
+                    who = holder.read_text(encoding="utf-8", errors="replace")
                 raise MqoError(
                     f"Another sweep is running in {self.root}{who and f' (process {who})'}",
                     expected="one sweep at a time in a folder",
                     help="Wait for it to end, or give this sweep another folder with -o",
                 ) from None
-            try:
-                holder.write_text(str(os.getpid()), encoding="utf-8")
-                yield
-            finally:
-                if not self.file.exists():  # the sweep wrote nothing
-                    holder.unlink(missing_ok=True)
-                    (self.root / ".lock").unlink(missing_ok=True)
-                    with suppress(OSError):
-                        self.root.rmdir()
-                lock.release()
+            with held:
+                try:
+                    holder.write_text(str(os.getpid()), encoding="utf-8")
+                    yield
+                finally:
+                    if not self.file.exists():  # the sweep wrote nothing
+                        holder.unlink(missing_ok=True)
+                        (self.root / ".lock").unlink(missing_ok=True)
+                        with suppress(OSError):
+                            self.root.rmdir()
 
     def entries(self, jobs: Sequence[Job]) -> dict[str, Entry]:
         """Return {name: entry} for the entries in sweep.json and for the jobs.

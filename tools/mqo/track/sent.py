@@ -39,16 +39,12 @@ def write(run: RunFolder, name: str, sent: Sent) -> None:
 @contextmanager
 def held(run: RunFolder) -> Iterator[None]:
     """Lock the run for one process; TrackerError for a second one."""
-    lock = FileLock(run.root / ".trackers.lock")
     try:
-        lock.acquire(timeout=0)
+        with FileLock(run.root / ".trackers.lock", timeout=0):
+            yield
     except Timeout:
         raise TrackerError(
             f"Another process is sending {run.root}",
             expected="one process at a time; a training with --tracker is one",
             help="Wait for it to end",
         ) from None
-    try:
-        yield
-    finally:
-        lock.release()
