@@ -33,6 +33,12 @@ def sites(name, path, source, version=PIN):
     return content.decode()
 
 
+def executed(name, path, source, version=PIN, **names):
+    """The names of a module of that source, run beside `names`."""
+    exec(sites(name, path, source, version), names)
+    return names
+
+
 def planned(name, version, files):
     """What the entry `name` alone makes of {path: content}."""
     series = Series((SERIES[name],))
