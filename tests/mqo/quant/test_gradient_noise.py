@@ -10,11 +10,9 @@ from mqo.quant.gradient_noise import ROWS, WatchedOperand, sample_gradient
 from mqo.quant.measurement import merge
 from mqo.quant.record import RECORDER
 
+from .tensors import normal
+
 TOKENS, OUT, IN = 64, 40, 24
-
-
-def normal(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(autouse=True)

@@ -15,18 +15,12 @@ from mqo.quant.spec import Hadamard
 from mqo.quant.strides import is_dense, memory_order
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from .conftest import forget_implementations
+from .tensors import DTYPES, every_dtype, every_size, hadamards, normal
+
+pytestmark = pytest.mark.usefixtures("no_choice")
 SEED = 2**64 - 3
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-every_size = pytest.mark.parametrize("points", HADAMARD_POINTS)
 every_sign = pytest.mark.parametrize("signs", HADAMARD_SIGNS)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-hadamards = st.builds(
-    Hadamard, st.sampled_from(HADAMARD_POINTS), signs=st.sampled_from(HADAMARD_SIGNS)
-)
-
-
-def normal(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def whole(*shape, seed=0):
@@ -40,19 +34,6 @@ def sylvester(points):
     i = torch.arange(points)
     odd = torch.tensor([[(int(a) & int(b)).bit_count() % 2 for a in i] for b in i])
     return 1.0 - 2.0 * odd.double()
-
-
-@pytest.fixture(autouse=True)
-def no_choice(monkeypatch):
-    monkeypatch.delenv(backend.ENVIRONMENT_VARIABLE, raising=False)
-    forget()
-    yield
-    forget()
-
-
-def forget():
-    backend._load.cache_clear()
-    hadamard._load.cache_clear()
 
 
 @pytest.fixture(params=["cpu", "reference"])
@@ -254,7 +235,7 @@ def implementation(monkeypatch):
         module.transform = function
         name = f"mqo.quant.{backend.MODULES[name]}.hadamard"
         monkeypatch.setitem(sys.modules, name, module)
-        forget()
+        forget_implementations()
 
     return install
 

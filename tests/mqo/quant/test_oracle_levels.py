@@ -1,5 +1,7 @@
 """FP4 in blocks of 16 against an oracle in numpy: UE5M3 scales, and four over six."""
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -17,20 +19,22 @@ from mqo.quant.stochastic import draws
 
 from ...oracles.elements import E2M1, E4M3, UE5M3, nearest
 from ...oracles.formats import block_amax, fp4_blocks, fp4_levels, spread
+from .tensors import DTYPES, normal
 
 RULES = {"amax": "", "four-over-six-mse": "mse", "four-over-six-mae": "mae"}
 ELEMENTS = {"nvfp4": E4M3, "nvfp4_ue5m3": UE5M3}
 WAYS = [(kind, rule) for kind in ELEMENTS for rule in RULES] + [("fp4_ue5m3", "floor")]
 TILES = ("row", "square")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 QUANTIZERS = {"reference": reference.qdq, "default": fake_quantize}
 every_way = pytest.mark.parametrize(("kind", "rule"), WAYS)
 every_tile = pytest.mark.parametrize("tile", TILES)
 every_quantizer = pytest.mark.parametrize("quantize", QUANTIZERS.values(), ids=QUANTIZERS)
 
 
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+@cache
+def expected_of(name, spec, dtype):
+    """What the oracle makes of a matrix of the data: once for all quantizers."""
+    return oracle(data()[name].to(dtype), spec)
 
 
 def oracle(x, spec, amax=None, drawn=None):
@@ -44,6 +48,7 @@ def oracle(x, spec, amax=None, drawn=None):
     return torch.from_numpy(result).to(x.dtype)
 
 
+@cache
 def data():
     """{name: a matrix}: short blocks and bands, all magnitudes, ties, and what is not finite."""
     grid = torch.tensor([0, 0.25, 0.5, 0.75, 1.25, 1.75, 2, 2.5, 3, 3.5, 4, 4.5, 5, 6])
@@ -72,8 +77,7 @@ def data():
 def test_it_is_the_oracles_bit_for_bit(assert_same_bits, quantize, name, kind, rule, tile):
     spec = QuantSpec(kind, scale_rule=rule, tile=tile)
     for dtype in DTYPES:
-        x = data()[name].to(dtype)
-        expected = oracle(x, spec)
+        x, expected = data()[name].to(dtype), expected_of(name, spec, dtype)
         assert_same_bits(quantize(x, spec), expected)
         assert_same_bits(quantize(x.T.contiguous(), spec, axis=0), expected.T)
 

@@ -17,11 +17,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .mx import MX_ELEMENTS
+from .tensors import DTYPES, KINDS, every_dtype
 
-KINDS = tuple(FORMATS)
 MX_KINDS = tuple(MX_ELEMENTS)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-every_kind = pytest.mark.parametrize("kind", KINDS)
 
 SPECIALS = (0.0, -0.0, math.inf, -math.inf, math.nan, 65504.0, 3.3e38, 2.0**-149, -(2.0**-130))
 
@@ -224,14 +222,14 @@ def pairs(kind, dtype):
 
 
 @pytest.mark.parametrize("kind", MX_KINDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 def test_every_code_under_every_scale_unpacks_exactly(assert_same_bits, kind, dtype):
     packed, exact = pairs(kind, dtype)
     assert_same_bits(packed.unpack(), exact.to(dtype))
 
 
 @pytest.mark.parametrize("kind", MX_KINDS)
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_dtype
 def test_every_value_under_every_scale_passes_through_pack(assert_same_bits, kind, dtype):
     # One element a block; where a dtype cannot hold a value, nothing is to be kept.
     exact = pairs(kind, dtype)[1].flatten()

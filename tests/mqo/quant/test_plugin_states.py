@@ -67,14 +67,6 @@ def state_of(states, operand=OPERAND):
 # -- within a step ---------------------------------------------------------------------------------
 
 
-def test_the_first_state_is_the_declared_one(seen):
-    calls, _ = seen
-    rounded(PluginStates(), [1.0, 2.0])
-    fake_quantize(torch.ones(1, 2), "mine")
-    assert [values(context.state) for context in calls] == [STATE, STATE]
-    assert {value.dtype for context in calls for value in context.state.values()} == {torch.float32}
-
-
 def test_a_state_is_constant_within_a_step(seen):
     states = PluginStates()
     assert rounded(states, [1.0, 2.0]).equal(rounded(states, [1.0, 2.0]))
@@ -83,13 +75,6 @@ def test_a_state_is_constant_within_a_step(seen):
     states.end_step(1, NO_OPTIONS)
     assert state_of(states) == {"amax": 7.0, "counts": [5.0, 7.0]}
     assert rounded(states, [1.0, 2.0]).tolist() == [[7.0, 14.0]]
-
-
-def test_each_operand_has_its_own_state(seen):
-    states = PluginStates()
-    rounded(states, [1.0, 2.0])
-    states.end_step(1, NO_OPTIONS)
-    assert state_of(states, OTHER) == STATE != state_of(states)
 
 
 def test_a_function_cannot_change_the_state():
@@ -166,28 +151,6 @@ def test_a_noted_tensor_may_change_afterwards():
     rounded(states, [5.0, 6.0])
     states.end_step(1, NO_OPTIONS)
     assert state_of(states) == {"counts": [5.0, 6.0]}
-
-
-def test_notes_before_a_step_are_dropped(seen):
-    states = PluginStates()
-    rounded(states, [100.0, 100.0])
-    states.begin_step()
-    rounded(states, [1.0, 2.0])
-    states.end_step(1, NO_OPTIONS)
-    assert state_of(states) == {"amax": 2.0, "counts": [1.0, 2.0]}
-
-
-def test_fixed_states_neither_note_nor_change(seen):
-    _, ends = seen
-    states = PluginStates()
-    rounded(states, [1.0, 2.0])
-    states.is_fixed = True
-    rounded(states, [100.0, 100.0])
-    states.end_step(1, NO_OPTIONS)
-    assert state_of(states) == STATE and ends == []
-    states.is_fixed = False
-    states.end_step(1, NO_OPTIONS)
-    assert state_of(states) == {"amax": 2.0, "counts": [1.0, 2.0]}
 
 
 @pytest.mark.parametrize(
@@ -318,21 +281,6 @@ def test_saved_states_are_loaded_again(seen, layer):
     for name, value in again.state_dict().items():
         torch.testing.assert_close(value, saved[name], rtol=0, atol=0, equal_nan=True)
     assert state_of(again) == state_of(states)
-
-
-def test_loading_replaces_all_states(seen):
-    states = PluginStates()
-    rounded(states, [1.0, 2.0])
-    states.end_step(1, NO_OPTIONS)
-    states.load_state_dict({})
-    assert state_of(states) == STATE and states.state_dict() == {}
-
-
-def test_states_of_other_quantizers_are_left_out(seen):
-    states = PluginStates()
-    good = {"mine/fprop/a/x/amax": torch.ones(()), "mine/fprop/a/x/counts": torch.ones(2)}
-    states.load_state_dict(good | {"other/fprop/a/x/amax": torch.ones(3)})
-    assert states.state_dict().keys() == good.keys()
 
 
 @pytest.mark.parametrize(
@@ -488,15 +436,6 @@ def test_states_change_after_each_step_and_not_between_micro_batches(delayed):
         assert amaxes[0::2] == amaxes[1::2] and amaxes[0] == 4.0
         assert len(set(amaxes)) == 4
     assert {step for *_, step in delayed} == {0, 1, 2, 3}
-
-
-def test_a_state_follows_the_amax_of_all_micro_batches(delayed):
-    model, shared = build()
-    train(model, last=1, parts=2)
-    amax = max(batch(0, part).abs().max() for part in range(2))
-    saved = shared.state_dict()
-    assert saved["delayed/fprop/0/x/amax"] == (4.0 + amax) / 2
-    assert saved["delayed/wgrad/0/x/amax"] == (4.0 + amax) / 2
 
 
 @pytest.mark.parametrize("cache_weights", [False, True])

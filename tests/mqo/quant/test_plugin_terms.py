@@ -17,17 +17,14 @@ from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec
 from torch import nn
 
+from .tensors import normal, wide_dtypes
+
 SITES = {
     "fprop": (lambda lhs, rhs: (lhs, rhs.t()), (6, 72), (40, 72)),
     "dgrad": (lambda lhs, rhs: (lhs, rhs), (6, 40), (40, 72)),
     "wgrad": (lambda lhs, rhs: (lhs.t(), rhs), (24, 40), (24, 72)),
 }
 every_site = pytest.mark.parametrize("site", SITES)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +57,7 @@ def product_of(site, kind, tensors, **rows):
 
 
 @every_site
-@every_dtype
+@wide_dtypes
 def test_a_product_is_that_of_the_sums_and_is_rounded_once(site, dtype):
     tensors = operands_at(site, dtype)
     site_axes = {"fprop": (-1, -1), "dgrad": (-1, 0), "wgrad": (0, 0)}[site]
@@ -121,7 +118,7 @@ def layer_of(dtype, **options):
     return layer
 
 
-@every_dtype
+@wide_dtypes
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_layer_trains_with_it(dtype, cache):
     """The second micro-batch reads the cached terms."""

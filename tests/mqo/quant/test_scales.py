@@ -11,13 +11,10 @@ from mqo.quant.reference import qdq
 from mqo.quant.scales import alpha_of, scales_of
 from mqo.quant.spec import QuantSpec
 
+from .tensors import every_kind, normal
+
 SQUARE = [kind for kind, row in FORMATS.items() if row.square]
 OF_TENSOR = [kind for kind, row in FORMATS.items() if row.needs_tensor_amax]
-every_kind = pytest.mark.parametrize("kind", FORMATS)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 @every_kind
