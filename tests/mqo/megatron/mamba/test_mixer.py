@@ -1,19 +1,16 @@
 """Upstream's Mamba layer on these functions: against transformers' mixer, and on two ranks."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from mqo.megatron.layers import find_layers
 from mqo.megatron.mamba.spec import mamba_layer
-from mqo.project import Project
 from mqo.quant.record import RECORDER
 
-from .... import forking
 from ....fresh_options import fresh_state as fresh_state
 from ....process_groups import one_rank as one_rank
+from ....vendored_tree import run_ranks
 from .test_kernels import mamba2 as mamba2
 from .test_scan import deviation
 
@@ -90,9 +87,4 @@ def test_its_linear_layers_are_named_and_call_their_sites(layer, monkeypatch):
 
 
 def test_two_tensor_parallel_ranks_compute_what_one_process_does():
-    program = Path(__file__).with_name("two_ranks.py")
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    demos = Project.here().tree / "examples/parallelism"
-    done = forking.run([sys.executable, program, demos], env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "EQUAL" in done.stdout
+    assert "EQUAL" in run_ranks(Path(__file__).with_name("two_ranks.py"))

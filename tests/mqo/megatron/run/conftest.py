@@ -41,6 +41,26 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def other_rank(one_rank, monkeypatch):
+    """A function that has another rank take part in collectives of objects.
+
+    It is given a function of what this rank sends, which returns what the other one does.
+    """
+    real = torch.distributed.all_gather_object
+
+    def answer(reply):
+        def two_ranks(ranks, here):
+            real(ranks, here)
+            there = reply(here)
+            if there is not None:
+                ranks.append(there)
+
+        monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+
+    return answer
+
+
+@pytest.fixture
 def quantized():
     """A function that runs both operands of a site once."""
 

@@ -40,13 +40,6 @@ def test_sites_that_were_asked_for_and_never_ran_end_the_run_and_all_are_named(r
     )
 
 
-def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
-    run()
-    quantized("pv", "hifp8", "probs", "value")
-    with pytest.raises(GuardError, match=r"pv: .* none, .* hifp8"):
-        after_step(1)
-
-
 ROUNDED = '[operands]\n"dgrad.grad" = { rounding = "stochastic" }\n'
 RULES = '[[rules]]\nlayers = "linear:a"\nquant_type = "none"\n'
 RULES += '[[rules]]\nlayers = "b"\nquant_type = "mxfp4"\n'
@@ -107,22 +100,14 @@ def test_without_a_run_folder_nothing_is_checked(run, quantized, monkeypatch):
     after_step(1)
 
 
-def test_a_process_group_is_asked_for_the_records_of_all_ranks(
-    run, quantized, one_rank, monkeypatch
-):
+def test_a_process_group_is_asked_for_the_records_of_all_ranks(run, quantized, other_rank):
     run(fprop="mxfp8", qk="mxfp4")
     quantized("fprop", "mxfp8", "x", "weight")
-    real = torch.distributed.all_gather_object
     ours = RECORDER.entries()
     RECORDER.reset()
     quantized("qk", "mxfp4", "query", "key")
     theirs = RECORDER.entries()
-
-    def two_ranks(ranks, entries):
-        real(ranks, entries)
-        ranks.append(ours)
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    other_rank(lambda here: ours)
     assert guard.gather() == merge([theirs, ours])
     after_step(1)
 
@@ -153,16 +138,10 @@ def test_the_model_is_inspected_once(run, monkeypatch):
     before_step(model, ARGS)
 
 
-def test_a_layer_of_another_rank_is_matched_too(run, one_rank, monkeypatch):
+def test_a_layer_of_another_rank_is_matched_too(run, other_rank):
     run(exclude=("output_layer",))
-    real = torch.distributed.all_gather_object
-
-    def two_ranks(ranks, layers):
-        real(ranks, layers)
-        if layers:
-            ranks.append([Layer("output_layer", "linear", "ColumnParallelLinear", False)])
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    theirs = [Layer("output_layer", "linear", "ColumnParallelLinear", False)]
+    other_rank(lambda here: theirs if here else None)
     before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
 
 
@@ -517,17 +496,10 @@ def test_another_attention_ends_the_run_before_its_first_step(run):
         before_step([Net()], args)
 
 
-def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
+def test_a_bypass_on_another_rank_ends_this_one_too(run, other_rank):
     run(fprop="mxfp8")
-    real = torch.distributed.all_gather_object
-
-    def two_ranks(ranks, here):
-        real(ranks, here)
-        if isinstance(here, SiteCoverage):
-            missed = frozenset({("fprop", "decoder.layers.9.proj")})
-            ranks.append(SiteCoverage(missed=missed))
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    theirs = SiteCoverage(missed=frozenset({("fprop", "decoder.layers.9.proj")}))
+    other_rank(lambda here: theirs if isinstance(here, SiteCoverage) else None)
     with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj .*bypassed"):
         one_step(Net())
 
@@ -604,16 +576,15 @@ def test_what_is_never_measured_is_not_judged(run, identity):
     guard.check_all(guard.gather())
 
 
-def test_noise_on_another_rank_is_enough(run, identity, one_rank, monkeypatch):
+def test_noise_on_another_rank_is_enough(run, identity, other_rank):
     run(fprop="mxfp8")
-    real = torch.distributed.all_gather_object
+    theirs = [QuantRecord("fprop", "third", "x", "mxfp8", 1, 1, 1.0, 0.1)]
 
-    def two_ranks(ranks, here):
-        real(ranks, here)
-        if isinstance(here, list) and here and isinstance(here[0], QuantRecord):
-            ranks.append([QuantRecord("fprop", "third", "x", "mxfp8", 1, 1, 1.0, 0.1)])
+    @other_rank
+    def reply(here):
+        is_records = isinstance(here, list) and here and isinstance(here[0], QuantRecord)
+        return theirs if is_records else None
 
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     one_step(Net())
 
 

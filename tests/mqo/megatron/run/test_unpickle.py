@@ -217,16 +217,6 @@ def test_a_folder_is_tried_once_and_again_if_a_file_changes(
 # -- entries that are no tensors ---------------------------------------------------------------
 
 
-def test_an_entry_that_names_a_command_is_refused_and_runs_nothing(folder, marker):
-    made = folder(args=Command(marker))
-    with (
-        pytest.raises(CheckpointError, match=r"common_state.*\w+\.system"),
-        unpickle.typed_errors(),
-    ):
-        load(made)
-    assert not marker.exists()
-
-
 @pytest.mark.parametrize("way", ["evaluate", "teacher", "modelopt"])
 @pytest.mark.parametrize("within", [False, True])
 def test_each_way_to_the_arguments_refuses_the_command(folder, marker, one_rank, way, within):
@@ -253,16 +243,6 @@ def test_arguments_have_the_names_of_this_release(folder, one_rank):
     made = folder(args=Namespace(norm_epsilon=1e-6))
     assert vars(load_model.read_args(made)) == {"layernorm_epsilon": 1e-6}
     assert checkpointing.read_arguments(made.parent) == {"layernorm_epsilon": 1e-6}
-
-
-def test_a_common_file_that_names_a_command_is_refused_and_runs_nothing(folder, marker, one_rank):
-    from megatron.inference import load_model
-
-    made = folder()
-    torch.save({"args": Command(marker)}, made / "common.pt")
-    with pytest.raises(CheckpointError, match=r"\w+\.system"):
-        load_model.read_args(made)
-    assert not marker.exists()
 
 
 def test_the_environment_cannot_lift_the_restriction(monkeypatch, marker):
