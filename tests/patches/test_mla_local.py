@@ -7,9 +7,8 @@ import pytest
 from mqo.errors import DriftError
 from mqo.overlay.edits import covers
 
-from .conftest import SERIES, executed, sites
+from .conftest import ATTENTION, SERIES, executed, sites
 
-ATTENTION = "megatron/core/transformer/dot_product_attention.py"
 RESOLVER = "megatron/core/transformer/mla_qk_norm_config.py"
 
 ATTENTION_SOURCE = """

@@ -7,10 +7,9 @@ from mqo.errors import DriftError
 from mqo.overlay import literals
 from mqo.quant.formats import ATTENTION_BACKWARD
 
-from .conftest import PIN, SERIES, executed, planned, sites
+from .conftest import ATTENTION, PIN, SERIES, executed, planned, sites
 
 LAYERS = "megatron/core/tensor_parallel/layers.py"
-ATTENTION = "megatron/core/transformer/dot_product_attention.py"
 
 LINEAR_SOURCE = '''
 """A look-alike of a linear layer with a backward of its own."""

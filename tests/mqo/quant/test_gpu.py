@@ -52,6 +52,15 @@ every_rounding = pytest.mark.parametrize("rounding", ROUNDINGS)
 heavy = pytest.mark.heavy  # the interpreter takes seconds a case
 
 
+def in_any_binade(test):
+    """Mark a test that runs kernels on numbers of all magnitudes."""
+    return runs_kernels(quietly(test))
+
+
+def exhaustive(test):
+    return heavy(in_any_binade(test))
+
+
 # -- the interpreter ---------------------------------------------------------------------------
 
 
@@ -138,8 +147,7 @@ def assert_equals_reference(assert_same_bits):
 # -- every input -------------------------------------------------------------------------------
 
 
-@runs_kernels
-@quietly
+@in_any_binade
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(tensors(), specs, seeds, st.sampled_from((None, None, 1e-30, 0.7, 1e5)))
 def test_any_tensor(assert_equals_reference, tensor_and_axis, spec, seed, amax):
@@ -149,9 +157,7 @@ def test_any_tensor(assert_equals_reference, tensor_and_axis, spec, seed, amax):
     assert x.view(INTEGERS[x.dtype]).equal(before.view(INTEGERS[x.dtype]))
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @every_kind
 @every_rounding
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -162,9 +168,7 @@ def test_all_magnitudes(assert_equals_reference, kind, rounding, dtype):
             assert_equals_reference(x, QuantSpec(kind, rounding=rounding), axis, seed=5)
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.parametrize("kind", SQUARE_KINDS)
 @every_rounding
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -176,8 +180,7 @@ def test_squares(assert_equals_reference, kind, rounding, dtype):
             assert_equals_reference(x, spec, axis, seed=6)
 
 
-@runs_kernels
-@quietly
+@in_any_binade
 @pytest.mark.parametrize("kind", TWO_LEVELS)
 @pytest.mark.parametrize("rule", BY_ERROR)
 @pytest.mark.parametrize("tile", TILES)
@@ -202,8 +205,7 @@ VECTOR_SPECS = {kind: QuantSpec(kind) for kind in KINDS} | {
 }
 
 
-@runs_kernels
-@quietly
+@in_any_binade
 @pytest.mark.parametrize(
     "key",
     [
@@ -224,8 +226,7 @@ def test_the_stored_vectors(assert_same_bits, key):
         assert_same_bits(gpu.qdq(x.bfloat16(), spec).cpu(), expected.bfloat16())
 
 
-@runs_kernels
-@quietly
+@in_any_binade
 @pytest.mark.parametrize("overflow", OVERFLOWS)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -234,9 +235,7 @@ def test_every_16_bit_pattern_in_hifp8(assert_equals_reference, dtype, rounding,
     assert_equals_reference(x, QuantSpec("hifp8", rounding=rounding, overflow=overflow), seed=9)
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.parametrize("scale", [-140, -100, 0, 90, 120])
 @pytest.mark.parametrize("kind", ["hifp8", "fp8_tensor_e5m2", "nvfp4"])
 @every_rounding
@@ -248,9 +247,7 @@ def test_the_scale_of_a_tensor(assert_equals_reference, kind, rounding, scale):
         assert_equals_reference(torch.full((3, 4), special, device=DEVICE), spec, seed=2)
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.parametrize("kind", ["hifp8", "fp8_tensor_e4m3", "fp8_tensor_e5m2", "nvfp4"])
 @pytest.mark.parametrize("amax", [0.0, 1e-40, 0.3, 700.0, torch.inf, torch.nan])
 def test_an_amax_that_is_given(assert_equals_reference, kind, amax):
@@ -261,9 +258,7 @@ def test_an_amax_that_is_given(assert_equals_reference, kind, amax):
         assert_equals_reference(x, spec, amax=torch.tensor(amax))
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.parametrize("kind", ["fp8_tensor_e4m3", "fp8_tensor_e5m2"])
 @every_rounding
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -310,9 +305,7 @@ def test_every_pattern_under_every_scale(assert_equals_reference, kind, rounding
     assert pairs > 4_000_000
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.usefixtures("large_tiles")
 @every_mx
 @pytest.mark.parametrize("rule", MX_RULES)

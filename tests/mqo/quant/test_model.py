@@ -8,7 +8,6 @@ from mqo.quant.backend import fake_quantize
 from mqo.quant.linear import QuantLinear
 from mqo.quant.model import quantize_model
 from mqo.quant.plugin_decorators import quantizer
-from mqo.quant.plugins import PLUGINS
 from mqo.quant.recipe import Recipe
 from mqo.quant.recipe_files import names
 from mqo.quant.spec import QuantSpec
@@ -203,8 +202,7 @@ def mine():
     def multiplied(x, context):
         return context.options["factor"] * x
 
-    yield "mine"
-    PLUGINS.clear()
+    return "mine"
 
 
 @pytest.mark.parametrize("options", [None, {}, {"mine": {}}, {"mine": {"factor": 3}}])

@@ -56,6 +56,15 @@ def rounded(states, x, operand=OPERAND):
     ).value()
 
 
+def rounded_once(update, state=STATE):
+    """The states of a quantizer that noted nothing of [1.0, 2.0]; `update` ends its steps."""
+    quantizer("mine", state=state)(lambda x, context: x)
+    end_step("mine")(update)
+    states = PluginStates()
+    rounded(states, [1.0, 2.0])
+    return states
+
+
 def values(state):
     return {name: value.tolist() for name, value in state.items()}
 
@@ -198,10 +207,10 @@ def test_the_function_gets_state_notes_step_and_options(seen):
 
 
 def test_an_operand_that_noted_nothing_ends_its_step_too():
-    quantizer("mine", state={"amax": 1.0})(lambda x, context: x)
-    end_step("mine")(lambda state, notes, step, options: {"amax": state["amax"] + len(notes) + 1})
-    states = PluginStates()
-    rounded(states, [1.0, 2.0])
+    def update(state, notes, step, options):
+        return {"amax": state["amax"] + len(notes) + 1}
+
+    states = rounded_once(update, {"amax": 1.0})
     states.end_step(1, NO_OPTIONS)
     assert state_of(states) == {"amax": 2.0}
 
@@ -220,30 +229,21 @@ WRONG = {
 
 @pytest.mark.parametrize("result", WRONG.values(), ids=WRONG)
 def test_a_wrong_result_is_refused(result):
-    quantizer("mine", state=STATE)(lambda x, context: x)
-    end_step("mine")(lambda state, notes, step, options: result)
-    states = PluginStates()
-    rounded(states, [1.0, 2.0])
+    states = rounded_once(lambda state, notes, step, options: result)
     with pytest.raises(ValueError, match=r"@end_step\('mine'\)"):
         states.end_step(1, NO_OPTIONS)
     assert states.state_dict() == {}
 
 
 def test_an_error_names_the_quantizer_and_the_operand():
-    quantizer("mine", state=STATE)(lambda x, context: x)
-    end_step("mine")(lambda state, notes, step, options: notes["amax"])
-    states = PluginStates()
-    rounded(states, [1.0, 2.0])
+    states = rounded_once(lambda state, notes, step, options: notes["amax"])
     with pytest.raises(ValueError, match=r"'mine'.* fprop layers\.0 x: KeyError: 'amax'"):
         states.end_step(1, NO_OPTIONS)
 
 
 def test_the_next_state_is_a_copy():
     kept = torch.ones(())
-    quantizer("mine", state={"amax": 1.0})(lambda x, context: x)
-    end_step("mine")(lambda state, notes, step, options: {"amax": kept})
-    states = PluginStates()
-    rounded(states, [1.0, 2.0])
+    states = rounded_once(lambda state, notes, step, options: {"amax": kept}, {"amax": 1.0})
     states.end_step(1, NO_OPTIONS)
     kept.zero_()
     assert state_of(states) == {"amax": 1.0}

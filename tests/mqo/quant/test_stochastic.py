@@ -21,13 +21,6 @@ SITE = {"step": 0, "micro_batch": 0, "shard": 0}
 SITE |= {"site": "fprop", "operand": "x", "layer": "decoder.layers.0"}
 
 
-@pytest.fixture(autouse=True)
-def first_step():
-    set_step(0)
-    yield
-    set_step(0)
-
-
 def splitmix64(seed, count):
     """The published generator, in Python's own integers."""
     mask, state = 2**64 - 1, seed

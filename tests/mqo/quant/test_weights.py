@@ -85,7 +85,6 @@ def test_stochastic_rounding_draws_anew_in_every_step(options):
     assert weight_of("fprop", weight).equal(one)
     set_step(2)
     assert not weight_of("fprop", weight).equal(one)
-    set_step(0)
 
 
 def test_types_do_not_share_an_entry():

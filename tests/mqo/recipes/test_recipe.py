@@ -491,8 +491,7 @@ def own(tmp_path):
         'types = { fprop = "mine", wgrad = "mxfp8" }\nplugins = ["mine.py"]\n'
         "[plugin_options]\nmine = { gain = 3.0 }\n"
     )
-    yield path
-    PLUGINS.clear()
+    return path
 
 
 def test_a_program_that_loads_a_recipe_runs_its_quantizers(own):

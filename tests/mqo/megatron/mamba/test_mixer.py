@@ -8,8 +8,6 @@ from mqo.megatron.layers import find_layers
 from mqo.megatron.mamba.spec import mamba_layer
 from mqo.quant.record import RECORDER
 
-from ....fresh_options import fresh_state as fresh_state
-from ....process_groups import one_rank as one_rank
 from ....vendored_tree import run_ranks
 from .test_kernels import mamba2 as mamba2
 from .test_scan import deviation

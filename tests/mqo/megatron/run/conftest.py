@@ -25,7 +25,6 @@ def run(tmp_path, monkeypatch):
         config.reset()
         return tmp_path
 
-    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(resumed_types, "_loaded", resumed_types.Loaded())
     names = ("_checked", "_labeled", "_usage", "_args")
     begin = {**dict.fromkeys(names), "_calls": {}, "_began": False, "_steps": 0}
@@ -33,11 +32,7 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(guard, name, value)
     monkeypatch.setattr(observe, "_writer", None)
     monkeypatch.setattr(PROGRESS, "step", PROGRESS.step)  # and put it back
-    config.reset()
-    RECORDER.reset()
-    yield start
-    config.reset()
-    RECORDER.reset()
+    return start
 
 
 @pytest.fixture

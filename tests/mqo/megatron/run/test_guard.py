@@ -20,7 +20,6 @@ from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
 from mqo.quant.measurement import merge
 from mqo.quant.own_formats import own_formats
-from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import PROGRESS, set_step
 from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER, QuantRecord
@@ -91,7 +90,6 @@ def test_the_quantizers_learn_of_every_step_even_without_a_run_folder(run):
     for iteration in (1, 2):
         after_step(iteration)
         assert PROGRESS.step == iteration
-    set_step(0)
 
 
 def test_without_a_run_folder_nothing_is_checked(run, quantized, monkeypatch):
@@ -118,7 +116,6 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(run, quantized, o
 def test_the_quantizers_learn_the_step_that_a_checkpoint_was_at(run):
     before_step([], Namespace(curr_iteration=7))
     assert PROGRESS.step == 7
-    set_step(0)
 
 
 def test_an_exclude_that_matches_no_layer_ends_the_run_before_its_first_step(run):
@@ -251,7 +248,6 @@ def steps(net, first, last):
         before_step([net], Namespace(curr_iteration=done, train_iters=4))
         net(torch.ones(4, 32)).sum().backward()
         after_step(done + 1)
-    set_step(0)
 
 
 def test_a_schedule_is_what_the_guard_asks_for_also_at_the_end(run):
@@ -274,14 +270,12 @@ def test_the_first_step_of_a_later_type_is_checked_too(run):
     steps(net, 0, 1)
     with pytest.raises(GuardError, match=r"iteration 3\): fprop: second .*bypassed"):
         steps(net, 2, 2)
-    set_step(0)
 
 
 def test_a_schedule_that_begins_otherwise_than_the_source_ends_the_run(run):
     run(fprop="mxfp4", schedule=SWITCH)
     with pytest.raises(GuardError, match=r"fprop begins with mxfp8.* mxfp4"):
         steps(Net(), 0, 0)
-    set_step(0)
 
 
 def test_a_resumed_run_says_which_types_are_not_the_checkpoints(run, capsys):
@@ -289,7 +283,6 @@ def test_a_resumed_run_says_which_types_are_not_the_checkpoints(run, capsys):
     note_checkpoint(Namespace(mqo_types={"fprop": "mxfp8 until 1, then none", "wgrad": "mxfp4"}))
     args = Namespace(curr_iteration=0, train_iters=4)
     before_step([Net()], args)
-    set_step(0)
     assert args.mqo_types == {"fprop": "mxfp8 until 2, then none", "wgrad": "mxfp4"}
     assert (
         "mqo: fprop was mxfp8 until 1, then none in the run that wrote the checkpoint, "
@@ -304,7 +297,6 @@ def test_a_resumed_run_says_which_operands_are_not_the_checkpoints(run, capsys):
     note_checkpoint(Namespace(mqo_types={"fprop": "nvfp4"}, mqo_operands=before))
     args = Namespace(curr_iteration=0, train_iters=4)
     before_step([Net()], args)
-    set_step(0)
     assert args.mqo_operands == {"fprop.weight": "tile square"}
     said = capsys.readouterr().out
     assert "mqo: fprop.x was rounding stochastic in the run that wrote the checkpoint" in said
@@ -368,8 +360,7 @@ def loaded(run):
             note_checkpoint(args)
         return texts
 
-    yield said
-    PLUGINS.clear()
+    return said
 
 
 @pytest.mark.parametrize(
@@ -407,7 +398,6 @@ def test_checkpoints_name_only_quantizers_that_a_run_uses(run):
         resumed_types.keep_types(kept[-1], config.current())
     assert [hasattr(args, "mqo_plugins") for args in kept] == [False, False, True]
     assert kept[2].mqo_plugins == {"mine": "version abcdef"}
-    PLUGINS.clear()
 
 
 def format_rows(block):

@@ -30,7 +30,6 @@ def test_the_layer_whose_output_is_first_is_named():
     found = r"NaN .*output of decoder\.layers\.0\.mlp\.linear_fc1, .* 7"
     with pytest.raises(FiniteError, match=found):
         net(torch.ones(2, 32))
-    set_step(0)
 
 
 def test_an_infinite_gradient_is_named_where_it_comes_back_to():
