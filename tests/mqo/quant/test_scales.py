@@ -83,15 +83,6 @@ def test_zeros_become_zeros_and_nothing_stays_nothing(kind):
         assert qdq(x, QuantSpec(kind)).equal(x)
 
 
-@pytest.mark.parametrize("kind", ["fp8_tensor_e4m3", "fp8_tensor_e5m2", "fp8_block_fp32", "ufp4"])
-def test_the_largest_magnitude_comes_to_lie_at_the_elements_top(kind):
-    x = normal(1, 128)
-    result = qdq(x, QuantSpec(kind))
-    at = x.abs().argmax()
-    # Two roundings to float32 lie between.
-    assert result[0, at].item() == pytest.approx(x[0, at].item(), rel=2**-22)
-
-
 @pytest.mark.parametrize(
     "kind", ["nvfp4", "hif4", "fp8_tensor_e4m3", "fp8_tensor_e5m2", "fp8_block_fp32", "ufp4"]
 )

@@ -20,24 +20,18 @@ NAME = "decoder.layers.0"
 
 
 @pytest.fixture(scope="module")
-def layer(one_rank):
+def layer(groups):
     """Upstream's Mamba layer, local, with the weights of a seed."""
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.spec_utils import build_module
 
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
     config = TransformerConfig(
         **{"num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 2},
         **{"mamba_num_heads": HEADS, "mamba_head_dim": WIDTH, "mamba_num_groups": GROUPS},
         **{"mamba_state_dim": STATE, "normalization": "RMSNorm", "hidden_dropout": 0.0},
         use_cpu_initialization=True,
     )
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    yield build_module(mamba_layer(config), config, layer_number=1, pg_collection=groups)
-    parallel_state.destroy_model_parallel()
+    return build_module(mamba_layer(config), config, layer_number=1, pg_collection=groups)
 
 
 def hidden(tokens):
