@@ -80,29 +80,11 @@ def test_the_product_of_two_transformed_operands_is_the_plain_one(points, signs,
         assert ((left @ right - expected).abs() <= bound).all()
 
 
-@pytest.mark.usefixtures("chosen")
-@every_size
-def test_a_short_tail_is_filled_up_with_zeros(points):
-    how, x = Hadamard(points), normal(3, 2 * points + 5)
-    padded = torch.nn.functional.pad(x, (0, points - 5))
-    assert transform(x, how).equal(transform(padded, how))
-    assert transform(x.T, how, axis=0).equal(transform(padded.T, how, axis=0))
-
-
 def test_the_fixed_signs_are_the_published_ones():
     published = "+++-+------+-+--"
     for points in HADAMARD_POINTS:
         signs = signs_of(Hadamard(points))
         assert "".join("+" if s > 0 else "-" for s in signs) == published * (points // 16)
-
-
-@pytest.mark.usefixtures("chosen")
-@every_size
-def test_the_seed_alone_decides_random_signs(points):
-    how, x = Hadamard(points, "random"), normal(4, 2 * points)
-    assert transform(x, how, seed=SEED).equal(transform(x, how, seed=SEED))
-    assert not transform(x, how, seed=SEED).equal(transform(x, how, seed=1))
-    assert transform(x, how, seed=3).equal(transform(x.T, how, axis=0, seed=3).T)
 
 
 def test_random_signs_are_as_often_negative_as_positive():
@@ -308,13 +290,8 @@ def test_fake_tensors_tell_shape_dtype_strides_and_device(device):
     with FakeTensorMode():
         x = torch.empty(70, 36, dtype=torch.bfloat16, device=device).T
         within = transform(x, Hadamard(16, "random"), axis=1, seed=1)
-    for result in (within, transform(x, Hadamard(16, "random"), axis=1, seed=1)):
+    meta = torch.empty(70, 36, dtype=torch.bfloat16, device="meta").T  # not a fake tensor
+    results = [within, *(transform(t, Hadamard(16, "random"), axis=1, seed=1) for t in (x, meta))]
+    for result, place in zip(results, (device, device, "meta"), strict=True):
         assert (result.shape, result.stride(), result.dtype) == ((36, 80), (1, 36), x.dtype)
-        assert result.device.type == device
-
-
-def test_meta_tensors_tell_shape_dtype_and_strides():
-    x = torch.empty(70, 36, dtype=torch.bfloat16, device="meta").T
-    result = transform(x, Hadamard(16), axis=1)
-    assert (result.shape, result.stride(), result.dtype) == ((36, 80), (1, 36), x.dtype)
-    assert result.is_meta
+        assert result.device.type == place

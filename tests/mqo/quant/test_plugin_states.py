@@ -76,16 +76,6 @@ def state_of(states, operand=OPERAND):
 # -- within a step ---------------------------------------------------------------------------------
 
 
-def test_a_state_is_constant_within_a_step(seen):
-    states = PluginStates()
-    assert rounded(states, [1.0, 2.0]).equal(rounded(states, [1.0, 2.0]))
-    rounded(states, [5.0, 7.0])
-    assert state_of(states) == STATE
-    states.end_step(1, NO_OPTIONS)
-    assert state_of(states) == {"amax": 7.0, "counts": [5.0, 7.0]}
-    assert rounded(states, [1.0, 2.0]).tolist() == [[7.0, 14.0]]
-
-
 def test_a_function_cannot_change_the_state():
     @quantizer("mine", state=STATE)
     def mine(x, context):
