@@ -1,13 +1,26 @@
 """This checkout with its Megatron tree: without it, modules that import this are skipped."""
 
+import os
 import shutil
+import sys
 
 import pytest
 from mqo.project import Project
 
+from . import forking
+
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+
+
+def run_ranks(program, *words):
+    """Run a program of several ranks, which gets the folder of the demos first; what it prints."""
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    demos = PROJECT.tree / "examples/parallelism"
+    done = forking.run([sys.executable, program, demos, *words], env=env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def copy_checkout(tree, root):

@@ -15,6 +15,7 @@ from mqo.project import Project
 
 SERIES = Series.load(Project.here().patches)
 PIN = "0.19.2"
+ATTENTION = "megatron/core/transformer/dot_product_attention.py"
 
 
 def codemod(name, source, path="megatron/core/x.py"):
@@ -31,6 +32,19 @@ def sites(name, path, source, version=PIN):
     for edits in meant:
         content = rewrite(content, edits, version, name)
     return content.decode()
+
+
+def executed(name, path, source, version=PIN, **names):
+    """The names of a module of that source, run beside `names`."""
+    exec(sites(name, path, source, version), names)
+    return names
+
+
+def patched_attention(source, *names):
+    """`source` after the edits that entries make to the file of the local attention, in order."""
+    for name in names:
+        source = sites(name, ATTENTION, source)
+    return source
 
 
 def planned(name, version, files):

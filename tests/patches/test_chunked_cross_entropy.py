@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from .conftest import sites
+from .conftest import executed
 
 PATH = "megatron/core/tensor_parallel/cross_entropy.py"
 SOURCE = """
@@ -25,8 +25,7 @@ def loss(module):
 
     def make(version, more):
         module("mqo.megatron.losses", chunked_cross_entropy=lambda *given: given)
-        scope = {}
-        exec(sites("chunked_cross_entropy", PATH, SOURCE.format(more=more), version), scope)
+        scope = executed("chunked_cross_entropy", PATH, SOURCE.format(more=more), version)
         return scope["vocab_parallel_cross_entropy"]
 
     return make

@@ -4,11 +4,8 @@ import types
 
 import pytest
 from mqo.errors import DriftError
-from mqo.overlay.rewrite import rewrite
 
-from .conftest import PIN, SERIES
-
-ATTENTION = "megatron/core/transformer/dot_product_attention.py"
+from .conftest import patched_attention
 
 SOURCE = """
 import torch
@@ -35,10 +32,7 @@ class DotProductAttention:
 
 
 def patched(source=SOURCE):
-    for name in ("quant_sites", "fused_attention", "context_parallel"):
-        (edits,) = (e for e in SERIES[name].load_edits() if e.path == ATTENTION)
-        source = rewrite(source.encode(), edits, PIN, name).decode()
-    return source
+    return patched_attention(source, "quant_sites", "fused_attention", "context_parallel")
 
 
 @pytest.fixture

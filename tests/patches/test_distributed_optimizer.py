@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from .conftest import sites
+from .conftest import executed
 
 PATH = "megatron/core/optimizer/distrib_optimizer.py"
 SOURCE = """
@@ -48,8 +48,7 @@ class DistributedOptimizer:
 
 @pytest.fixture
 def optimizer():
-    scope = {}
-    exec(sites("distributed_optimizer", PATH, SOURCE), scope)
+    scope = executed("distributed_optimizer", PATH, SOURCE)
     model = [torch.ones(4, requires_grad=True), torch.ones(4, requires_grad=True)]
     return scope["DistributedOptimizer"](model)
 

@@ -1,9 +1,8 @@
 """A step that is not finite ends the run, the first one too."""
 
 import pytest
-from mqo.overlay.diff import entry_diffs
 
-from .conftest import SERIES, sites
+from .conftest import executed
 
 
 def test_what_a_step_ends_with_is_asked_of_our_hook(module):
@@ -17,8 +16,7 @@ def test_what_a_step_ends_with_is_asked_of_our_hook(module):
             first, second, third = rerun_state_machine.should_checkpoint_and_exit()
             return third
         """
-    scope = {}
-    exec(sites("divergence", "megatron/training/training.py", source), scope)
+    scope = executed("divergence", "megatron/training/training.py", source)
     assert scope["train_step"]() == 2
     assert asked == ["machine"]
 
@@ -32,14 +30,7 @@ def test_a_first_step_is_no_exception(complete):
                     return "not looked at"
                 return "looked at"
         """
-    scope = {}
-    exec(sites("divergence", "megatron/core/rerun_state_machine.py", source), scope)
+    scope = executed("divergence", "megatron/core/rerun_state_machine.py", source)
     machine = scope["RerunStateMachine"]()
     machine.first_iteration_complete = complete
     assert machine.validate_result() == "looked at"
-
-
-def test_the_entry_changes_two_files_by_few_lines(vendored):
-    changes = {d.path: d for d in entry_diffs(vendored, vendored.manifest(), "divergence")}
-    assert set(changes) == {edits.path for edits in SERIES["divergence"].load_edits()}
-    assert all(d.added <= 2 and d.removed <= 1 for d in changes.values())

@@ -7,16 +7,13 @@ import torch
 from mqo.errors import DriftError
 from mqo.overlay import literals
 from mqo.overlay.quant_types.modifier import check
-from mqo.overlay.rewrite import rewrite
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.project import Project
 from mqo.quant.formats import ATTENTION_BACKWARD
 
 from .. import forking
-from .conftest import PIN, SERIES
-
-ATTENTION = "megatron/core/transformer/dot_product_attention.py"
+from .conftest import patched_attention
 
 SOURCE = """
 import torch
@@ -45,10 +42,7 @@ class DotProductAttention:
 
 def patched(source=SOURCE):
     """`source` after the QK and PV literals and the branch."""
-    for name in ("quant_sites", "fused_attention"):
-        (edits,) = (e for e in SERIES[name].load_edits() if e.path == ATTENTION)
-        source = rewrite(source.encode(), edits, PIN, name).decode()
-    return source
+    return patched_attention(source, "quant_sites", "fused_attention")
 
 
 def test_the_branch_stands_behind_the_qk_literal_and_before_grouped_keys_are_repeated():

@@ -4,7 +4,7 @@ import mqo.megatron.hooks
 import pytest
 from mqo.errors import DriftError
 
-from .conftest import sites
+from .conftest import executed, sites
 
 PATH = "megatron/training/checkpointing.py"
 SOURCE = """
@@ -25,8 +25,8 @@ def test_our_map_is_asked_and_used(monkeypatch, with_optimizer):
     hooks = mqo.megatron.hooks
     monkeypatch.setattr(hooks, "layer_maps", lambda *given: (given, with_optimizer))
     monkeypatch.setattr(hooks, "retarget", lambda *given: calls.append(given))
-    scope = {"read": lambda: ({"args": "theirs"}, "FOLDER"), "parts": {"model": 1, "optimizer": 2}}
-    exec(sites("hybrid_checkpoints", PATH, SOURCE), scope)
+    names = {"read": lambda: ({"args": "theirs"}, "FOLDER"), "parts": {"model": 1, "optimizer": 2}}
+    scope = executed("hybrid_checkpoints", PATH, SOURCE, **names)
     scope["load_checkpoint"](["chunk"], "ours")
     states = [1, 2] if with_optimizer else [1]
     assert calls == [(state, ("ours", "theirs", ["chunk"]), "FOLDER") for state in states]

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from mqo.overlay.diff import entry_diffs
 
 from .. import forking
 
@@ -122,12 +121,3 @@ print(json.dumps([optimizer.USING_PYTORCH_OPTIMIZER, HAVE_TE, names, te]))
     found = program(vendored, text, "with_apex", "with_transformer_engine")
     assert found[:2] == [True, False]
     assert found[2]["apex"] and found[3] == ["transformer_engine"]
-
-
-def test_the_change_to_upstream_is_small(vendored):
-    changes = {d.path: d for d in entry_diffs(vendored, vendored.manifest(), "local_norms")}
-    assert {path: (d.added, d.removed) for path, d in changes.items()} == {
-        "megatron/core/fusions/fused_layer_norm.py": (2, 1),
-        "megatron/core/models/backends.py": (1, 1),
-        "megatron/core/transformer/transformer_block.py": (2, 1),
-    }

@@ -4,7 +4,7 @@ import pytest
 import torch
 from mqo.megatron.mamba import kernels
 
-from .conftest import planned, sites
+from .conftest import executed, planned
 
 PATH = "megatron/core/ssm/mamba_mixer.py"
 SOURCE = """
@@ -28,8 +28,7 @@ FUNCTIONS = ("causal_conv1d_fn", "mamba_chunk_scan_combined", "mamba_split_conv1
 @pytest.mark.parametrize("found", [True, False])
 def test_upstreams_kernels_where_they_run_and_ours_elsewhere(monkeypatch, found, cuda):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    scope = {"__name__": "mixer"}
-    exec(sites("mamba_local", PATH, SOURCE.format(found=found)), scope)
+    scope = executed("mamba_local", PATH, SOURCE.format(found=found), __name__="mixer")
     scope["MambaMixer"]()
     theirs = found and cuda
     for name in FUNCTIONS:

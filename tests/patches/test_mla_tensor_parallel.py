@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from .conftest import sites
+from .conftest import executed
 
 PATH = "megatron/core/transformer/multi_latent_attention.py"
 SOURCE = """
@@ -34,8 +34,8 @@ def test_the_gradient_of_the_shared_part_alone_is_added_up(monkeypatch, version)
     stand_in.copy_to_tensor_model_parallel_region = _TwoRanks.apply
     monkeypatch.setitem(sys.modules, "megatron.core", types.ModuleType("megatron.core"))
     monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
-    scope = {"gather_from_tensor_model_parallel_region": lambda x: x}
-    exec(sites("mla_tensor_parallel", PATH, SOURCE, version), scope)
+    names = {"gather_from_tensor_model_parallel_region": lambda x: x}
+    scope = executed("mla_tensor_parallel", PATH, SOURCE, version, **names)
     attention = scope["MLASelfAttention"]()
     attention.config = type("Config", (), {"kv_lora_rank": 3})
     projected = torch.rand(2, 1, 5, requires_grad=True)

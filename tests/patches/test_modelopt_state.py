@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import mqo.megatron.run.modelopt
 import pytest
 
-from .conftest import sites
+from .conftest import executed
 
 SOURCE = """
 def save_checkpoint(iteration, model, non_persistent_ckpt=False):
@@ -24,8 +24,9 @@ def test_it_comes_behind_the_shards_and_before_the_tracker(monkeypatch, local):
         mqo.megatron.run.modelopt, "save", lambda *given: events.append(("state", *given))
     )
     args = SimpleNamespace(save="there", ckpt_format="torch_dist")
-    scope = {"args": args, "events": events, "time": lambda: 0}
-    exec(sites("modelopt_state", "megatron/training/checkpointing.py", SOURCE), scope)
+    names = {"args": args, "events": events, "time": lambda: 0}
+    path = "megatron/training/checkpointing.py"
+    scope = executed("modelopt_state", path, SOURCE, **names)
     scope["save_checkpoint"](3, ["chunk"], local)
     state = ("state", ["chunk"], "there/3", "torch_dist")
     assert events == (["shards", "tracker"] if local else ["shards", state, "tracker"])

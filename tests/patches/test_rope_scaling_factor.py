@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from .conftest import sites
+from .conftest import executed
 
 SOURCE = """
 def gpt_config_from_args(args, model_config_cls=dict):
@@ -17,8 +17,8 @@ def other_config_from_args(args, model_config_cls=dict):
 
 
 def test_the_configuration_has_what_the_arguments_say():
-    scope = {}
-    exec(sites("rope_scaling_factor", "megatron/training/argument_utils.py", SOURCE), scope)
+    path = "megatron/training/argument_utils.py"
+    scope = executed("rope_scaling_factor", path, SOURCE)
     args = SimpleNamespace(use_rope_scaling=True, rope_scaling_factor=32.0)
     found = scope["gpt_config_from_args"](args)
     assert found == {"rope_scaling": True, "rope_scaling_factor": 32.0}

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from .conftest import sites
+from .conftest import executed
 
 NORM = "megatron/core/transformer/torch_norm.py"
 SOURCE = """
@@ -24,8 +24,7 @@ class WrappedTorchNorm:
 @pytest.mark.parametrize("version", ["0.10.0", "0.19.2"])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_a_norms_weights_say_whether_their_gradients_are_to_be_summed(sequence_parallel, version):
-    scope = {}
-    exec(sites("sequence_parallel_norm", NORM, SOURCE, version), scope)
+    scope = executed("sequence_parallel_norm", NORM, SOURCE, version)
     config = types.SimpleNamespace(persist=False, sequence_parallel=sequence_parallel)
     norm = scope["WrappedTorchNorm"](config, 8, eps=0.1)
     assert isinstance(norm, torch.nn.LayerNorm)
@@ -34,7 +33,6 @@ def test_a_norms_weights_say_whether_their_gradients_are_to_be_summed(sequence_p
 
 
 def test_the_other_demands_stay():
-    scope = {}
-    exec(sites("sequence_parallel_norm", NORM, SOURCE), scope)
+    scope = executed("sequence_parallel_norm", NORM, SOURCE)
     with pytest.raises(AssertionError):
         scope["WrappedTorchNorm"](types.SimpleNamespace(persist=True), 8)

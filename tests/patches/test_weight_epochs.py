@@ -1,6 +1,6 @@
 import pytest
 
-from .conftest import sites
+from .conftest import executed
 
 OPTIMIZER = """
 class MixedPrecisionOptimizer:
@@ -26,22 +26,20 @@ def load_checkpoint(model):
 """
 
 
-def executed(module, path, source):
+def run(module, path, source):
     calls = []
     module("mqo.quant", weights_changed=lambda: calls.append("epoch"))
-    scope = {"calls": calls}
-    exec(sites("weight_epochs", path, source), scope)
-    return scope, calls
+    return executed("weight_epochs", path, source, calls=calls), calls
 
 
 @pytest.mark.parametrize("name", ["MixedPrecisionOptimizer", "FP32Optimizer"])
 def test_a_step_begins_an_epoch(module, name):
-    scope, calls = executed(module, "megatron/core/optimizer/optimizer.py", OPTIMIZER)
+    scope, calls = run(module, "megatron/core/optimizer/optimizer.py", OPTIMIZER)
     assert scope[name]().step_with_ready_grads()
     assert calls == ["epoch", "step"]
 
 
 def test_loading_begins_an_epoch(module):
-    scope, calls = executed(module, "megatron/training/checkpointing.py", CHECKPOINTING)
+    scope, calls = run(module, "megatron/training/checkpointing.py", CHECKPOINTING)
     scope["load_checkpoint"](None)
     assert calls == ["epoch", "load"]

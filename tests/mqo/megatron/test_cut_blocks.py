@@ -3,14 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
-import torch
 from mqo.megatron.cut_blocks import cut_blocks
 from mqo.megatron.layers import FoundLayer
 from mqo.quant import config
-from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import FORMATS, SITES
 from mqo.quant.labels import Layer
-from mqo.quant.spec import QuantSpec
 
 FC1 = "decoder.layers.0.mlp.linear_fc1"
 FC2 = "decoder.layers.0.mlp.linear_fc2"
@@ -144,36 +141,6 @@ def test_every_formats_own_blocks_are_kept_whole(options, kind):
         found = [FoundLayer(Layer(FC2, "linear", "RowParallelLinear"), layer, layer)]
         faults = cut_blocks(blocks, {}, found, 0, lambda *_: False)
         assert bool(faults) == bool(size and part % size)
-
-
-# -- the promise behind it: bit-equal operands on identical tokens ------------------------------
-
-
-@pytest.mark.parametrize("quant_type", ["mxfp8", "mxfp4", "hifp8"])
-def test_the_chunks_of_a_rank_quantize_along_tokens_as_in_the_whole_sequence(quant_type):
-    batch, chunk, ranks = 2, 16, 2
-    whole = torch.randn(2 * ranks * chunk, batch, 24, generator=torch.Generator().manual_seed(0))
-    whole *= torch.logspace(-3, 3, len(whole))[:, None, None]
-    spec = QuantSpec(quant_type)
-    right = fake_quantize(whole.flatten(0, 1), spec, axis=0).view_as(whole)
-    for rank in range(ranks):
-        mine = [*range(rank * chunk, (rank + 1) * chunk)]
-        last = 2 * ranks - 1 - rank
-        mine += range(last * chunk, (last + 1) * chunk)
-        part = fake_quantize(whole[mine].flatten(0, 1), spec, axis=0)
-        assert torch.equal(part.view(-1, batch, 24), right[mine])
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("kind", FORMATS)
-def test_the_parts_of_a_weight_quantize_as_the_whole(kind, axis):
-    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(1))
-    spec, amax = QuantSpec(kind), weight.abs().max()
-    right = fake_quantize(weight, spec, axis=axis)
-    for split in (0, 1):
-        shards = weight.chunk(2, dim=split)
-        parts = [fake_quantize(shard, spec, axis=axis, amax=amax) for shard in shards]
-        assert torch.equal(torch.cat(parts, dim=split), right)
 
 
 def test_squares_of_heads_are_refused_in_chunks_of_a_sequence():

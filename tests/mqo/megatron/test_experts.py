@@ -9,24 +9,9 @@ from mqo.megatron.layers import label_layers
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
 
-from ...fresh_options import fresh_state as fresh_state
-from ...fresh_options import options as options
-
 EXPERTS, HIDDEN, WIDTH = 4, 64, 96
 COUNTS = (5, 0, 33, 16)
 LINEAR = ("fprop", "dgrad", "wgrad")
-
-
-@pytest.fixture(scope="module")
-def groups(one_rank):
-    """Megatron's groups, each of this process alone."""
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.process_groups_config import ProcessGroupCollection
-
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    yield ProcessGroupCollection.use_mpu_process_groups()
-    parallel_state.destroy_model_parallel()
 
 
 @pytest.fixture

@@ -104,14 +104,6 @@ def test_any_other_holder_of_an_embeddings_weight_names_it():
     assert labels(model) == {"proj"}
 
 
-def test_vectors_norms_and_biases_get_no_label():
-    model = Model(tied=False)
-    label_layers(model)
-    layer = model.decoder.layers[0]
-    for parameter in (layer.norm.weight, layer.norm.bias, layer.self_attention.proj.bias):
-        assert not hasattr(parameter, "mqo_layer")
-
-
 def test_a_subclass_of_dot_product_attention_is_labeled():
     model = nn.ModuleDict({"layers": nn.ModuleList([TransformerLayer(1, LatentAttention)])})
     label_layers(model)

@@ -1,13 +1,12 @@
 """Fresh options and records for every test, one thread, and a bit-for-bit comparison."""
 
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from mqo.quant import backend, hadamard
 
-from ... import forking
 from ...fresh_options import fresh_state as fresh_state
 from ...fresh_options import options as options
 from ...process_groups import no_group_left as no_group_left
@@ -36,18 +35,35 @@ def assert_same_bits():
 
 
 @pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def forget_implementations():
+    """Have the next call choose an implementation anew, and warn anew."""
+    for cached in (backend._load, backend._warn_of_reference, hadamard._load):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def no_choice(monkeypatch):
+    """No implementation is asked for, and none was chosen before."""
+    monkeypatch.delenv(backend.ENVIRONMENT_VARIABLE, raising=False)
+    forget_implementations()
+    yield
+    forget_implementations()
+
+
+@pytest.fixture
 def equal_on_two_ranks(tmp_path):
     """A function that runs a program of this folder on two ranks, which each say EQUAL."""
-    from ...vendored_tree import PROJECT  # skips the test without the tree
-
-    demos = PROJECT.tree / "examples/parallelism"
+    from ...vendored_tree import run_ranks  # skips the test without the tree
 
     def run(name):
-        program = Path(__file__).with_name(name)
-        env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        done = forking.run([sys.executable, program, demos, tmp_path], env=env)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert done.stdout.count("EQUAL") == 2
+        assert run_ranks(Path(__file__).with_name(name), tmp_path).count("EQUAL") == 2
 
     return run
 

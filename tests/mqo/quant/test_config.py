@@ -105,12 +105,8 @@ def test_a_spec_is_made_once_until_reset(options):
         ("[quantizer]\nblok = 32", "[quantizer] 'blok'; valid: block, scale_rule, rounding, "),
         ("[quantizer]\nblock = 33", "[quantizer] block: unknown block 33; valid: 16, 32, 64"),
         ("[quantizer]\nblock = 32.0", "[quantizer] block: unknown block 32.0"),
-        ("[quantizer]\nscale_rule = 'up'", "'up'; valid: floor, rceil, ceil, even"),
-        ("[quantizer]\nrounding = 'up'", "'up'; valid: nearest-even, nearest-away, stochastic"),
-        ("[quantizer]\ntensor_scale = 1", "unknown tensor scale 1; valid: False, True"),
         ("[quantizer]\nseed = -1", "[quantizer] seed: invalid seed -1; valid: "),
         ("[quantizer]\nseed = true", "[quantizer] seed: invalid seed True; valid: "),
-        ("[quantizer]\noverflow = 'nan'", "'nan'; valid: saturate, inf"),
         ("[record]\nevery = -1", "[record] every: invalid number -1; valid: 0, 1, 2"),
         ("[record]\nevery = true", "[record] every: invalid number True; valid: 0, 1, 2"),
         ("[record]\nevery = 1.5", "[record] every: invalid number 1.5; valid: 0, 1, 2"),
@@ -134,13 +130,6 @@ def test_a_fault_names_file_key_and_valid_values(options, text, complaint):
     with pytest.raises(ValueError, match=re.escape(complaint)) as fault:
         config.current()
     assert str(fault.value).startswith(f"{path}: ")
-
-
-def test_the_complete_text_of_a_fault(options):
-    path = options("[record]\nevery = 1.5")
-    with pytest.raises(ValueError) as fault:
-        config.current()
-    assert str(fault.value) == f"{path}: [record] every: invalid number 1.5; valid: 0, 1, 2, ..."
 
 
 def test_a_named_file_must_exist(monkeypatch, tmp_path):

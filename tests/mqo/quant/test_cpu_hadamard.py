@@ -4,7 +4,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mqo.quant.formats import HADAMARD_POINTS, HADAMARD_SIGNS
 from mqo.quant.hadamard import reference, transform
 from mqo.quant.spec import Hadamard
 
@@ -12,13 +11,9 @@ pytest.importorskip("numba")
 
 from mqo.quant.cpu import hadamard as cpu
 
+from .tensors import DTYPES, OtherTensor, every_dtype, every_size, hadamards
+
 SEED = 2**64 - 7
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-every_size = pytest.mark.parametrize("points", HADAMARD_POINTS)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
-hadamards = st.builds(
-    Hadamard, st.sampled_from(HADAMARD_POINTS), signs=st.sampled_from(HADAMARD_SIGNS)
-)
 
 
 def finite(*shape, dtype=torch.float32, seed=0):
@@ -108,14 +103,6 @@ def test_large_tensors_in_two_threads(assert_same_bits, two_threads, points, dty
     assert amax == expected.float().abs().max()
 
 
-@pytest.fixture
-def two_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 @every_size
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("height", [256, 250])
@@ -162,10 +149,6 @@ def test_flushing_denormals_changes_nothing(assert_same_bits, points, axis):
     finally:
         torch.set_flush_denormal(False)
     assert_same_bits(actual, expected)
-
-
-class OtherTensor(torch.Tensor):
-    pass
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from mqo.megatron.layers import label_layers
 from mqo.quant.backend import fake_quantize
 from mqo.quant.formats import SITES
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
 from mqo.quant.record import RECORDER
 from mqo.quant.spec import QuantSpec
+
+from .tensors import normal
 
 TYPES = ("mxfp8", "mxfp4", "hifp8")
 # (site, left shape, left contraction axis, right shape, right contraction axis)
@@ -25,10 +26,6 @@ GEMMS = [
     ("dk", (6, 40, 40), 1, (40, 6, 64), 0),
 ]
 every_gemm = pytest.mark.parametrize("gemm", GEMMS, ids=[gemm[0] for gemm in GEMMS])
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def powers_but_along(shape, axis, seed):
@@ -119,70 +116,6 @@ def test_the_owner_names_the_layer():
         ("decoder.layers.3.self_attention.core_attention", "query"),
         ("unlabeled", "key"),
     ]
-
-
-class LinearAsInMegatron(torch.autograd.Function):
-    """Quantizes inside forward and backward, where gradients are off, from saved tensors."""
-
-    @staticmethod
-    def forward(ctx, x, weight, kind):
-        ctx.save_for_backward(x, weight)
-        ctx.kind = kind
-        q = gemm_operands("fprop", kind, weight)
-        return torch.matmul(q.lhs(x), q.rhs(weight).t())
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        q = gemm_operands("dgrad", ctx.kind, weight)
-        grad_x = q.lhs(grad).matmul(q.rhs(weight))
-        grad, x = grad.flatten(0, -2), x.flatten(0, -2)
-        q = gemm_operands("wgrad", ctx.kind, weight)
-        return grad_x, q.lhs(grad).t().matmul(q.rhs(x)), None
-
-
-def run_linear(kind):
-    layer = torch.nn.Linear(64, 48, bias=False)
-    with torch.no_grad():
-        layer.weight.copy_(normal(48, 64, seed=1))
-    label_layers(torch.nn.ModuleDict({"proj": layer}))
-    x = normal(10, 4, 64).requires_grad_()
-    upstream = normal(10, 4, 48, seed=2)
-    out = LinearAsInMegatron.apply(x, layer.weight, kind)
-    out.backward(upstream)
-    return x, layer.weight, upstream, out
-
-
-@pytest.mark.parametrize("kind", TYPES)
-def test_a_linear_layers_three_gemms_are_quantized_each_along_its_own_axis(kind):
-    x, weight, upstream, out = run_linear(kind)
-    flat, grad = x.detach().flatten(0, 1), upstream.flatten(0, 1)
-
-    def q(t, axis):
-        return fake_quantize(t.detach(), QuantSpec(kind), axis=axis)
-
-    # The same operands in the same GEMM: equal but for the order of a sum, so to float32's ulp.
-    torch.testing.assert_close(out.detach(), q(x, -1) @ q(weight, -1).t())
-    torch.testing.assert_close(x.grad, q(upstream, -1) @ q(weight, 0))
-    torch.testing.assert_close(weight.grad, q(grad, 0).t() @ q(flat, 0))
-
-
-def test_a_weights_label_survives_saved_tensors():
-    run_linear("mxfp8")
-    assert {(entry.site, entry.layer, entry.operand) for entry in RECORDER.entries()} == {
-        (site, "proj", operand)
-        for site in ("fprop", "dgrad", "wgrad")
-        for operand in (SITES[site].lhs, SITES[site].rhs)
-    }
-
-
-def test_none_gives_the_gradients_of_an_unquantized_layer():
-    x, weight, upstream, out = run_linear("none")
-    plain, plain_weight = (t.detach().clone().requires_grad_() for t in (x, weight))
-    torch.matmul(plain, plain_weight.t()).backward(upstream)
-    assert out.equal(torch.matmul(x, weight.t()))
-    assert x.grad.equal(plain.grad)
-    torch.testing.assert_close(weight.grad, plain_weight.grad)
 
 
 def test_recomputation_counts_again_and_gives_the_same_gradients():

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqo.quant import backend, reference
 from mqo.quant.backend import fake_quantize
-from mqo.quant.formats import BLOCK_SIZES, FORMATS, OVERFLOWS, ROUNDINGS, SCALE_RULES, TILES
+from mqo.quant.formats import FORMATS, OVERFLOWS, ROUNDINGS, TILES
 from mqo.quant.spec import QuantSpec
 
 triton = pytest.importorskip("triton", reason="no triton here: see test_interpreter.py")
@@ -25,19 +25,18 @@ from mqo.quant import gpu  # noqa: E402  it needs triton
 from mqo.quant.gpu import tiles  # noqa: E402
 
 from .mx import MX_ELEMENTS, MX_RULES  # noqa: E402
+from .tensors import DTYPES, KINDS, every_kind, specs  # noqa: E402
 from .triton_runs import ROOT, ahead, run_in_the_interpreter  # noqa: E402
 
 IN_INTERPRETER = gpu.INTERPRETED
 ON_CUDA = torch.cuda.is_available() and not IN_INTERPRETER
 DEVICE = "cuda" if ON_CUDA else "cpu"
 
-KINDS = tuple(FORMATS)
 SQUARE_KINDS = tuple(kind for kind in KINDS if FORMATS[kind].square)
 # A format of each kind of scale: what a kernel is specialized by.
 SCALES = tuple({FORMATS[kind].scale: kind for kind in KINDS}.values())
 TWO_LEVELS = tuple(kind for kind in KINDS if FORMATS[kind].scale == "two-level")
 BY_ERROR = ("four-over-six-mse", "four-over-six-mae")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 INTEGERS = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 runs_kernels = pytest.mark.skipif(
@@ -47,11 +46,19 @@ runs_kernels = pytest.mark.skipif(
 needs_cuda = pytest.mark.skipif(not ON_CUDA, reason="no CUDA device")
 # NaN and Infinity are met on purpose, and NumPy tells.
 quietly = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-every_kind = pytest.mark.parametrize("kind", KINDS)
 every_scale = pytest.mark.parametrize("kind", SCALES)
 every_mx = pytest.mark.parametrize("kind", tuple(MX_ELEMENTS))
 every_rounding = pytest.mark.parametrize("rounding", ROUNDINGS)
 heavy = pytest.mark.heavy  # the interpreter takes seconds a case
+
+
+def in_any_binade(test):
+    """Mark a test that runs kernels on numbers of all magnitudes."""
+    return runs_kernels(quietly(test))
+
+
+def exhaustive(test):
+    return heavy(in_any_binade(test))
 
 
 # -- the interpreter ---------------------------------------------------------------------------
@@ -119,17 +126,6 @@ def tensors(draw, ranks=(1, 4)):
     return x.permute(draw(st.permutations(range(len(shape))))), axis
 
 
-specs = st.builds(
-    QuantSpec,
-    st.sampled_from(KINDS),
-    block=st.sampled_from(BLOCK_SIZES),
-    scale_rule=st.sampled_from(SCALE_RULES),
-    rounding=st.sampled_from((None, *ROUNDINGS)),
-    overflow=st.sampled_from(OVERFLOWS),
-    tensor_scale=st.booleans(),
-    tile=st.sampled_from(TILES),
-    without_alpha=st.booleans(),
-)
 seeds = st.one_of(st.sampled_from((0, 1, 2**63, 2**64 - 1)), st.integers(0, 2**64 - 1))
 
 
@@ -151,8 +147,7 @@ def assert_equals_reference(assert_same_bits):
 # -- every input -------------------------------------------------------------------------------
 
 
-@runs_kernels
-@quietly
+@in_any_binade
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(tensors(), specs, seeds, st.sampled_from((None, None, 1e-30, 0.7, 1e5)))
 def test_any_tensor(assert_equals_reference, tensor_and_axis, spec, seed, amax):
@@ -162,9 +157,7 @@ def test_any_tensor(assert_equals_reference, tensor_and_axis, spec, seed, amax):
     assert x.view(INTEGERS[x.dtype]).equal(before.view(INTEGERS[x.dtype]))
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @every_kind
 @every_rounding
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -175,9 +168,7 @@ def test_all_magnitudes(assert_equals_reference, kind, rounding, dtype):
             assert_equals_reference(x, QuantSpec(kind, rounding=rounding), axis, seed=5)
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.parametrize("kind", SQUARE_KINDS)
 @every_rounding
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -189,8 +180,7 @@ def test_squares(assert_equals_reference, kind, rounding, dtype):
             assert_equals_reference(x, spec, axis, seed=6)
 
 
-@runs_kernels
-@quietly
+@in_any_binade
 @pytest.mark.parametrize("kind", TWO_LEVELS)
 @pytest.mark.parametrize("rule", BY_ERROR)
 @pytest.mark.parametrize("tile", TILES)
@@ -215,8 +205,7 @@ VECTOR_SPECS = {kind: QuantSpec(kind) for kind in KINDS} | {
 }
 
 
-@runs_kernels
-@quietly
+@in_any_binade
 @pytest.mark.parametrize(
     "key",
     [
@@ -237,19 +226,7 @@ def test_the_stored_vectors(assert_same_bits, key):
         assert_same_bits(gpu.qdq(x.bfloat16(), spec).cpu(), expected.bfloat16())
 
 
-@runs_kernels
-@heavy
-@quietly
-@every_mx
-@pytest.mark.parametrize("rule", MX_RULES)
-def test_every_scale_rule(assert_equals_reference, kind, rule):
-    for source in SOURCES:
-        x = source((64, 64), torch.float32, 4).to(DEVICE)
-        assert_equals_reference(x, QuantSpec(kind, scale_rule=rule))
-
-
-@runs_kernels
-@quietly
+@in_any_binade
 @pytest.mark.parametrize("overflow", OVERFLOWS)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -258,9 +235,7 @@ def test_every_16_bit_pattern_in_hifp8(assert_equals_reference, dtype, rounding,
     assert_equals_reference(x, QuantSpec("hifp8", rounding=rounding, overflow=overflow), seed=9)
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.parametrize("scale", [-140, -100, 0, 90, 120])
 @pytest.mark.parametrize("kind", ["hifp8", "fp8_tensor_e5m2", "nvfp4"])
 @every_rounding
@@ -272,9 +247,7 @@ def test_the_scale_of_a_tensor(assert_equals_reference, kind, rounding, scale):
         assert_equals_reference(torch.full((3, 4), special, device=DEVICE), spec, seed=2)
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.parametrize("kind", ["hifp8", "fp8_tensor_e4m3", "fp8_tensor_e5m2", "nvfp4"])
 @pytest.mark.parametrize("amax", [0.0, 1e-40, 0.3, 700.0, torch.inf, torch.nan])
 def test_an_amax_that_is_given(assert_equals_reference, kind, amax):
@@ -285,9 +258,7 @@ def test_an_amax_that_is_given(assert_equals_reference, kind, amax):
         assert_equals_reference(x, spec, amax=torch.tensor(amax))
 
 
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.parametrize("kind", ["fp8_tensor_e4m3", "fp8_tensor_e5m2"])
 @every_rounding
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -334,23 +305,7 @@ def test_every_pattern_under_every_scale(assert_equals_reference, kind, rounding
     assert pairs > 4_000_000
 
 
-# The smallest scale, the one above it, one among many, and that of the largest amax.
-@runs_kernels
-@heavy
-@quietly
-@pytest.mark.usefixtures("large_tiles")
-@every_mx
-@pytest.mark.parametrize("rounding", ["nearest-even", "nearest-away"])
-def test_every_pattern_under_some_scales(assert_equals_reference, kind, rounding):
-    smallest = MX_ELEMENTS[kind].emax - 127
-    spec = QuantSpec(kind, block=16, rounding=rounding)
-    for exponent in (smallest, smallest + 1, 0, 127):
-        assert_equals_reference(blocks_of_scale(exponent).to(DEVICE), spec)
-
-
-@runs_kernels
-@heavy
-@quietly
+@exhaustive
 @pytest.mark.usefixtures("large_tiles")
 @every_mx
 @pytest.mark.parametrize("rule", MX_RULES)

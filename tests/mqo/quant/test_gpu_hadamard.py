@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mqo.quant import backend
 from mqo.quant import hadamard as definition
-from mqo.quant.formats import HADAMARD_POINTS, HADAMARD_SIGNS
 from mqo.quant.hadamard import reference, transform
 from mqo.quant.spec import Hadamard
 
@@ -17,13 +16,13 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 from mqo.quant import gpu  # noqa: E402  it needs triton
 from mqo.quant.gpu import hadamard as kernels  # noqa: E402
 
+from .tensors import DTYPES, every_size, hadamards, normal  # noqa: E402
 from .triton_runs import ahead, run_in_the_interpreter  # noqa: E402
 
 IN_INTERPRETER = gpu.INTERPRETED
 ON_CUDA = torch.cuda.is_available() and not IN_INTERPRETER
 DEVICE = "cuda" if ON_CUDA else "cpu"
 SEED = 2**64 - 7
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 runs_kernels = pytest.mark.skipif(
     not (ON_CUDA or IN_INTERPRETER),
@@ -32,19 +31,11 @@ runs_kernels = pytest.mark.skipif(
 in_the_parent = pytest.mark.skipif(IN_INTERPRETER, reason="starts the interpreter's process")
 # Infinity is met on purpose, and NumPy tells.
 quietly = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-every_size = pytest.mark.parametrize("points", HADAMARD_POINTS)
-hadamards = st.builds(
-    Hadamard, st.sampled_from(HADAMARD_POINTS), signs=st.sampled_from(HADAMARD_SIGNS)
-)
 
 
 @in_the_parent
 def test_this_file_in_the_interpreter():
     assert run_in_the_interpreter(__file__, "not heavy") > 10
-
-
-def random(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def run(x, how, axis=-1, amax=None):
@@ -64,7 +55,7 @@ def tensors(draw):
     while torch.Size(shape).numel() > 2**10:  # the interpreter takes 10 ms a tile
         shape[shape.index(max(shape))] = 2
     step, dtype = draw(st.sampled_from((1, 1, 2))), draw(st.sampled_from(DTYPES))
-    x = random(*(step * size for size in shape), dtype=dtype, seed=draw(st.integers(0, 99)))
+    x = normal(*(step * size for size in shape), dtype=dtype, seed=draw(st.integers(0, 99)))
     x = x * draw(st.sampled_from((1.0, 0.0, 2.0**-120, 2.0**-133, 1e38)))
     x = x.to(DEVICE)[tuple(slice(None, None, step) for _ in shape)]
     axis = draw(st.integers(-len(shape), len(shape) - 1))
@@ -100,7 +91,7 @@ def test_every_finite_16_bit_pattern_beside_zeros(assert_same_bits, dtype):
 @runs_kernels
 @pytest.mark.parametrize("axis", [0, 2, 4])
 def test_more_strides_than_the_kernel_has(assert_same_bits, axis):
-    x = random(4, 6, 8, 10, 6).to(DEVICE)[::2, ::2, ::2, ::2, ::2].permute(3, 1, 4, 0, 2)
+    x = normal(4, 6, 8, 10, 6).to(DEVICE)[::2, ::2, ::2, ::2, ::2].permute(3, 1, 4, 0, 2)
     how = Hadamard(32)
     assert_same_bits(run(x, how, axis), reference(x.cpu(), how, axis, None))
 
@@ -109,7 +100,7 @@ def test_more_strides_than_the_kernel_has(assert_same_bits, axis):
 @every_size
 @pytest.mark.parametrize("axis", [0, 1])
 def test_in_place(assert_same_bits, points, axis):
-    x, how = random(128, 256).bfloat16().to(DEVICE), Hadamard(points)
+    x, how = normal(128, 256).bfloat16().to(DEVICE), Hadamard(points)
     expected = reference(x.cpu(), how, axis, None)
     assert kernels.transform(x, x, how, axis, None, None)
     assert_same_bits(x.cpu(), expected)
@@ -119,7 +110,7 @@ def test_in_place(assert_same_bits, points, axis):
 def test_the_interface_calls_it(monkeypatch, assert_same_bits):
     monkeypatch.setenv(backend.ENVIRONMENT_VARIABLE, "triton")
     definition._load.cache_clear()
-    x, how = random(36, 70).to(DEVICE), Hadamard(16, "random")
+    x, how = normal(36, 70).to(DEVICE), Hadamard(16, "random")
     expected = reference(x.cpu(), how, 0, SEED)
     monkeypatch.setattr(definition, "reference", None)
     assert_same_bits(transform(x, how, axis=0, seed=SEED).cpu(), expected)
@@ -127,7 +118,7 @@ def test_the_interface_calls_it(monkeypatch, assert_same_bits):
 
 @pytest.mark.skipif(IN_INTERPRETER, reason="the interpreter takes CPU tensors")
 def test_a_cpu_tensor_is_left_to_the_caller():
-    x, out = random(4, 64), torch.full((4, 64), 7.0)
+    x, out = normal(4, 64), torch.full((4, 64), 7.0)
     assert not kernels.transform(x, out, Hadamard(16), -1, None, None)
     assert out.eq(7).all()
 
@@ -156,13 +147,13 @@ def test_it_compiles_to_wide_accesses_and_sums_alone(points, axis, dtype):
 
 @pytest.mark.skipif(not ON_CUDA, reason="no CUDA device")
 def test_a_graph_replays_it_on_other_contents(assert_same_bits):
-    x, how = random(128, 512).cuda().bfloat16(), Hadamard(16)
+    x, how = normal(128, 512).cuda().bfloat16(), Hadamard(16)
     amax = torch.zeros((), device="cuda")
     transform(x, how, amax=amax)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = transform(x, how, amax=amax)
-    x.copy_(random(128, 512, seed=1) * 100)
+    x.copy_(normal(128, 512, seed=1) * 100)
     graph.replay()
     expected = reference(x.cpu(), how, -1, None)
     assert_same_bits(result.cpu(), expected)

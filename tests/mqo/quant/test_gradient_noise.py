@@ -10,18 +10,9 @@ from mqo.quant.gradient_noise import ROWS, WatchedOperand, sample_gradient
 from mqo.quant.measurement import merge
 from mqo.quant.record import RECORDER
 
+from .tensors import normal
+
 TOKENS, OUT, IN = 64, 40, 24
-
-
-def normal(*shape, seed):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@pytest.fixture(autouse=True)
-def recorder():
-    RECORDER.reset()
-    yield RECORDER
-    RECORDER.reset()
 
 
 def ratio(exact, rounded):
@@ -42,22 +33,22 @@ def multiplied(micro_batches, quant_type, site="wgrad", layer=None):
 
 @pytest.mark.parametrize("quant_type", ["mxfp4", "mxfp8", "nvfp4", "fp8_tensor_e4m3"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
-def test_the_ratio_is_that_of_some_rows_of_the_steps_gradient(recorder, quant_type, micro_batches):
-    recorder.begin_step(1, 1, (), gradients=True)
+def test_the_ratio_is_that_of_some_rows_of_the_steps_gradient(quant_type, micro_batches):
+    RECORDER.begin_step(1, 1, (), gradients=True)
     exact, rounded = multiplied(micro_batches, quant_type)
-    (record,) = recorder.take_gradients()
+    (record,) = RECORDER.take_gradients()
     rows = slice(None, None, math.ceil(OUT / ROWS))
     assert record.key == ("wgrad", "unlabeled", "gradient", quant_type)
     assert record.noise_ratio == pytest.approx(ratio(exact[rows], rounded[rows]), rel=1e-4)
-    assert recorder.take_gradients() == []
+    assert RECORDER.take_gradients() == []
 
 
-def test_a_transform_of_both_operands_is_no_noise(recorder, options):
+def test_a_transform_of_both_operands_is_no_noise(options):
     options('[operands]\n"wgrad.grad" = { hadamard = 32 }\n"wgrad.x" = { hadamard = 32 }\n')
     assert current().operand_spec("wgrad", "x", "unlabeled", "mxfp8").hadamard
-    recorder.begin_step(1, 1, (), gradients=True)
+    RECORDER.begin_step(1, 1, (), gradients=True)
     multiplied(1, "mxfp8")
-    (record,) = recorder.take_gradients()
+    (record,) = RECORDER.take_gradients()
     assert 20 < record.noise_ratio < 100
 
 
@@ -75,27 +66,27 @@ def test_all_rows_of_a_small_gradient_are_measured():
     ("iteration", "gradients", "site"),
     [(2, True, "wgrad"), (1, False, "wgrad"), (1, True, "dgrad")],
 )
-def test_nothing_else_is_measured(recorder, iteration, gradients, site):
-    recorder.begin_step(iteration, 5, (), gradients)
+def test_nothing_else_is_measured(iteration, gradients, site):
+    RECORDER.begin_step(iteration, 5, (), gradients)
     grad, x = normal(TOKENS, IN, seed=0), normal(IN, IN, seed=1)
     operands = gemm_operands(site, "mxfp4", None)
     operands.lhs(grad), operands.rhs(x if site == "dgrad" else grad)
-    assert recorder.take_gradients() == []
+    assert RECORDER.take_gradients() == []
 
 
-def test_a_gradient_of_zeros_has_no_ratio(recorder):
-    recorder.begin_step(1, 1, (), gradients=True)
+def test_a_gradient_of_zeros_has_no_ratio():
+    RECORDER.begin_step(1, 1, (), gradients=True)
     operands = gemm_operands("wgrad", "mxfp4", None)
     operands.lhs(torch.zeros(TOKENS, OUT)), operands.rhs(normal(TOKENS, IN, seed=0))
-    (record,) = recorder.take_gradients()
+    (record,) = RECORDER.take_gradients()
     assert record.noise_ratio is None
 
 
-def test_energies_of_ranks_add(recorder):
+def test_energies_of_ranks_add():
     ranks = []
     for _ in range(2):
-        recorder.begin_step(1, 1, (), gradients=True)
+        RECORDER.begin_step(1, 1, (), gradients=True)
         multiplied(1, "mxfp4")
-        ranks.append(recorder.take_gradients())
+        ranks.append(RECORDER.take_gradients())
     (record,), (alone,) = merge(ranks), ranks[0]
     assert record.signal == 2 * alone.signal and record.noise_ratio == alone.noise_ratio

@@ -141,16 +141,6 @@ def test_an_extra_pass_draws_as_the_passes_after_it(tensors, begins_step):
             assert operand.equal(fake_quantize(x, SPEC, seed=seed))
 
 
-def test_a_step_begins_anew(tensors):
-    x, weight = tensors
-    seen = []
-    for step in (0, 0, 1):
-        set_step(step)
-        run(x, weight, seen)
-    assert seen[0][1].equal(seen[1][1])
-    assert not seen[0][1].equal(seen[2][1])
-
-
 # -- statistics ------------------------------------------------------------------------------------
 
 
@@ -179,12 +169,3 @@ def test_the_mean_over_micro_batches_is_unbiased(options, tensors):
     # 2048 elements: one beyond 4 sigma is a chance of an eighth, and the seed is fixed.
     assert ((error.abs() > 4 * sigma).double().mean() < 2e-3) and sigma.min() > 0
     assert (error / sigma).mean().abs() < 4 / error.numel() ** 0.5
-
-
-def test_the_variance_of_a_mean_falls_as_the_micro_batches_grow(options, tensors):
-    options('[quantizer]\nrounding = "stochastic"\nscale_rule = "ceil"\n')
-    found = weight_gradients(tensors, 512)
-    single = found.var(0).mean()
-    for size in (2, 8):
-        means = found.view(-1, size, *found.shape[1:]).mean(1)
-        assert float(means.var(0).mean() / single) == pytest.approx(1 / size, rel=0.1)

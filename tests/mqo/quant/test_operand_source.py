@@ -16,6 +16,7 @@ from mqo.quant.spec import Hadamard
 from mqo.quant.table import entries
 
 from .cached_weights import cached_bytes
+from .tensors import normal, wide_dtypes
 
 LAYER = "decoder.layers.0.mlp.linear_fc1"
 SOURCE = (
@@ -24,15 +25,10 @@ SOURCE = (
 )
 GRADIENTS = '"dgrad.grad" = { quant_type = "mxfp8" }\n"wgrad.grad" = { quant_type = "mxfp8" }\n'
 KINDS = ("mxfp8", "nvfp4", "hifp8", "fp8_tensor_e4m3", "mine")
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def asked(fprop="mxfp8", backward="mixed"):
     return f'[asked]\nfprop = "{fprop}"\ndgrad = "{backward}"\nwgrad = "{backward}"\n'
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def weight_and_x(dtype=torch.float32):
@@ -66,7 +62,7 @@ def mine():
         return (x / alpha + context.rand()).floor(), alpha
 
 
-@every_dtype
+@wide_dtypes
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("option", ["", "rounding = 'stochastic'", "cache_weights = true"])
 def test_the_operands_are_those_of_the_forward_pass(options, mine, kind, dtype, option):

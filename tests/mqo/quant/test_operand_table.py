@@ -18,10 +18,7 @@ from mqo.quant.spec import Hadamard, QuantSpec
 from torch.nn import Linear, Module, Parameter
 
 from .cached_weights import cached_bytes
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+from .tensors import normal
 
 
 class Model(Module):

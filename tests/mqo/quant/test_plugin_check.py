@@ -59,17 +59,6 @@ def test_only_sizes_that_a_quantizer_accepts_are_tried():
     assert check_quantizer("integers").passed
 
 
-def test_stochastic_rounding_passes():
-    @quantizer("integers", stochastic=True, independent_rows=True, block=16)
-    def quantize(x, context):
-        return (4 * x + context.rand()).floor() / 4
-
-    report = check_quantizer("integers")
-    assert report.passed
-    results = {finding.check: finding.fault for finding in report.findings}
-    assert results["rows are independent"] == results["blocks are independent"] == ""
-
-
 def test_a_quantizer_with_a_state_and_an_estimator_passes():
     with_state()
     with_estimator(lambda grad, x, context: grad * (x.abs() < context.options["most"]))

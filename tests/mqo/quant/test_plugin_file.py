@@ -33,14 +33,6 @@ def test_a_file_may_import_modules_of_its_folder(write_file):
     assert sys.path == before
 
 
-def test_a_changed_file_replaces_its_quantizer(write_file):
-    load_quantizers(write_file(HEAD + DOUBLED))
-    assert load_quantizers(write_file(HEAD + DOUBLED.replace("2 *", "4 *"), "newer.py")) == [
-        "doubled"
-    ]
-    assert fake_quantize(torch.ones(4), "doubled").eq(4).all()
-
-
 @pytest.mark.parametrize(
     ("text", "error"),
     [

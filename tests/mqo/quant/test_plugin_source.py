@@ -76,6 +76,8 @@ INVALID = {
     "two of a name": f"{MINE}{MINE}",
     "a block of zero": f'@quantizer("mine", block=0)\n{BODY}',
     "a block of True": f'@quantizer("mine", block=True)\n{BODY}',
+    "a multiple of zero": f'@quantizer("mine", multiple=0)\n{BODY}',
+    "a multiple of True": f'@quantizer("mine", multiple=True)\n{BODY}',
     "squares without a block": f'@quantizer("mine", square=True)\n{BODY}',
     "a switch that is a number": f'@quantizer("mine", stochastic=1)\n{BODY}',
     "a list of options": f'@quantizer("mine", options=["a"])\n{BODY}',

@@ -4,18 +4,17 @@ import pytest
 import torch
 from mqo.quant.backend import fake_quantize
 from mqo.quant.gemms import GemmOperands, gemm_operands
-from mqo.quant.linear import QuantLinear
 from mqo.quant.plugin_context import QuantizerError
 from mqo.quant.plugin_decorators import quantizer
 from mqo.quant.plugin_terms import round_term
 from mqo.quant.products import Alphas, with_alphas
-from mqo.quant.quant_config import QuantConfig
-from mqo.quant.quantization import PROCESS, ModelQuantization
-from mqo.quant.recipe_operands import LINEAR_SITES
+from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER
 from mqo.quant.scales import alpha_of
 from mqo.quant.spec import QuantSpec
-from torch import nn
+
+from .tensors import normal, wide_dtypes
+from .test_plugins import layer_of
 
 SITES = {
     "fprop": (lambda lhs, rhs: (lhs, rhs.t()), (6, 72), (40, 72)),
@@ -23,11 +22,6 @@ SITES = {
     "wgrad": (lambda lhs, rhs: (lhs.t(), rhs), (24, 40), (24, 72)),
 }
 every_site = pytest.mark.parametrize("site", SITES)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-
-
-def normal(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +54,7 @@ def product_of(site, kind, tensors, **rows):
 
 
 @every_site
-@every_dtype
+@wide_dtypes
 def test_a_product_is_that_of_the_sums_and_is_rounded_once(site, dtype):
     tensors = operands_at(site, dtype)
     site_axes = {"fprop": (-1, -1), "dgrad": (-1, 0), "wgrad": (0, 0)}[site]
@@ -113,20 +107,12 @@ def test_a_main_gradient_gets_the_sum_of_products(wide):
     torch.testing.assert_close(main_grad, exact)
 
 
-def layer_of(dtype, **options):
-    types = dict.fromkeys(LINEAR_SITES, "split")
-    shared = ModelQuantization(QuantConfig(asked=types, **options))
-    layer = QuantLinear(72, 40, bias=False, quantization=shared, name="layer", dtype=dtype)
-    nn.init.normal_(layer.weight, generator=torch.Generator().manual_seed(1))
-    return layer
-
-
-@every_dtype
+@wide_dtypes
 @pytest.mark.parametrize("cache", [False, True])
 def test_a_layer_trains_with_it(dtype, cache):
     """The second micro-batch reads the cached terms."""
-    layer = layer_of(dtype, cache_weights=cache)
-    reference = layer_of(dtype)
+    layer = layer_of("split", dtype, cache_weights=cache)
+    reference = layer_of("split", dtype)
     for seed in (2, 3):
         x = normal(5, 3, 72, seed=seed, dtype=dtype)
         grads = []
@@ -146,7 +132,7 @@ def test_a_layer_trains_with_it(dtype, cache):
 
 
 def test_a_tensor_without_tokens_has_no_product():
-    layer = layer_of(torch.float32)
+    layer = layer_of("split", torch.float32)
     x = torch.empty(0, 72, requires_grad=True)
     layer(x).sum().backward()
     assert x.grad.shape == (0, 72) and layer.weight.grad.eq(0).all()

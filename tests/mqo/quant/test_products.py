@@ -221,26 +221,3 @@ def test_an_amax_that_is_not_finite_makes_the_product_nan(kind, bad):
     operands = gemm_operands("fprop", kind, None)
     multiply = operands.product(torch.matmul)
     assert multiply(operands.lhs(x), operands.rhs(weight).t()).isnan().all()
-
-
-def test_the_product_is_divided_by_the_gains_of_its_operands(options):
-    rows = (f'"dgrad.{name}" = {{ gain = 0.75 }}' for name in ("grad", "weight"))
-    options("[operands]\n" + "\n".join(rows) + "\n")
-    grad, weight = normal(16, 64), normal(64, 16, seed=1)
-    operands = gemm_operands("dgrad", "mxfp4", None)
-    multiply = operands.product(torch.matmul)
-    left, right = operands.lhs(grad), operands.rhs(weight)
-    assert left.equal(fake_quantize(0.75 * grad, QuantSpec("mxfp4")))
-    torch.testing.assert_close(multiply(left, right), left @ right * (16 / 9))
-
-
-def test_a_cached_weight_keeps_its_alpha(options):
-    options("[quantizer]\ncache_weights = true\n")
-    weight, x = torch.nn.Parameter(normal(8, 64, scale=1e-4)), normal(4, 64)
-    results = []
-    for _ in range(2):
-        operands = gemm_operands("fprop", "nvfp4", weight)
-        multiply = operands.product(torch.matmul)
-        results.append(multiply(operands.lhs(x), operands.rhs(weight).t()))
-    assert results[0].equal(results[1])
-    assert results[0].detach().norm() < 1.0

@@ -38,8 +38,6 @@ def types(options, recipe):
 @pytest.fixture(autouse=True)
 def a_step():
     set_step(STEP)
-    yield
-    set_step(0)
 
 
 def spread(*shape, seed, size):

@@ -9,15 +9,10 @@ from mqo.quant.reference import qdq
 from mqo.quant.spec import QuantSpec
 
 from .mx import MX_ELEMENTS
+from .tensors import DTYPES, KINDS, every_dtype, every_kind, normal
 
-QUANTIZED_TYPES = tuple(FORMATS)
 # Their scales are powers of two, or they have none.
 EXACT_TYPES = (*MX_ELEMENTS, "hifp8", "fp8_block")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def normal(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 @st.composite
@@ -36,7 +31,7 @@ def tensors(draw):
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     tensors(),
-    st.sampled_from(QUANTIZED_TYPES),
+    st.sampled_from(KINDS),
     st.sampled_from(BLOCK_SIZES),
     st.sampled_from(SCALE_RULES),
 )
@@ -75,8 +70,8 @@ def test_quantizing_twice_changes_nothing(assert_same_bits, tensor_and_axis, kin
     assert_same_bits(qdq(once, QuantSpec(kind, scale_rule=rule), axis=axis), once)
 
 
-@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@every_kind
+@every_dtype
 @pytest.mark.parametrize("axis", [0, 1])
 def test_the_result_is_a_new_tensor_of_the_same_dtype_shape_and_strides(kind, dtype, axis):
     x = normal(36, 70, dtype=dtype).t()
@@ -86,19 +81,19 @@ def test_the_result_is_a_new_tensor_of_the_same_dtype_shape_and_strides(kind, dt
     assert not result.equal(x)
 
 
-@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+@every_kind
 def test_an_expanded_tensor_is_quantized_like_its_copy(kind):
     x = normal(1, 64).expand(3, 64)
     assert qdq(x, QuantSpec(kind)).equal(qdq(x.clone(), QuantSpec(kind)))
 
 
-@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+@every_kind
 def test_the_sign_of_the_input_is_the_sign_of_the_result(kind):
     x = normal(4, 64)
     assert qdq(-x, QuantSpec(kind)).equal(-qdq(x, QuantSpec(kind)))
 
 
-@pytest.mark.parametrize("kind", QUANTIZED_TYPES)
+@every_kind
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_narrow_dtype_gives_what_its_float32_copy_gives_rounded(assert_same_bits, kind, dtype):
     x = normal(8, 96, dtype=dtype)

@@ -11,13 +11,6 @@ from mqo.quant.record import RECORDER
 from mqo.quant.schedule import Phase, parse_schedule, type_at
 
 
-@pytest.fixture(autouse=True)
-def from_the_first_step():
-    set_step(0)
-    yield
-    set_step(0)
-
-
 def test_a_share_ends_at_that_share_of_all_steps():
     schedule = parse_schedule("mxfp4 until 0.9, then bf16")
     types = [type_at(schedule, step, 20) for step in range(20)]

@@ -8,25 +8,6 @@ from mqo.quant.formats import REFERENCE_TYPES
 from mqo.quant.spec import QuantSpec
 
 
-@pytest.mark.parametrize(
-    ("kind", "rounding"),
-    [
-        ("mxfp8", "nearest-even"),
-        ("mxfp8_e5m2", "nearest-even"),
-        ("mxfp4", "nearest-even"),
-        ("hifp8", "nearest-away"),
-        ("mxint8", "nearest-even"),
-        ("nvfp4", "nearest-even"),
-        ("hif4", "nearest-away"),
-        ("ufp4", "nearest-even"),
-        ("fp8_block", "nearest-even"),
-    ],
-)
-def test_each_format_has_its_own_default_rounding(kind, rounding):
-    assert QuantSpec(kind).rounding == rounding
-    assert QuantSpec(kind, rounding="stochastic").rounding == "stochastic"
-
-
 def test_the_other_defaults_are_those_of_the_formats_papers_and_of_training():
     spec = QuantSpec("mxfp8")
     assert (spec.block, spec.scale_rule, spec.overflow) == (32, "floor", "saturate")

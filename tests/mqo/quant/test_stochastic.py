@@ -1,6 +1,5 @@
 """Stochastic rounding: the generator, the seeds, where each element's draw comes from, no bias."""
 
-import itertools
 import math
 
 import pytest
@@ -20,13 +19,6 @@ KINDS = tuple(MANTISSA)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 SITE = {"step": 0, "micro_batch": 0, "shard": 0}
 SITE |= {"site": "fprop", "operand": "x", "layer": "decoder.layers.0"}
-
-
-@pytest.fixture(autouse=True)
-def first_step():
-    set_step(0)
-    yield
-    set_step(0)
 
 
 def splitmix64(seed, count):
@@ -57,14 +49,6 @@ def test_element_i_draws_the_top_bits_of_output_i(seed):
     assert drawn.flatten().tolist() == [output >> 40 for output in splitmix64(seed, 15)]
 
 
-def test_draws_are_uniform_and_of_24_bits():
-    drawn = stochastic.draws(torch.Size([2**18]), 5).double() / 2**24
-    assert 0 <= drawn.min() < drawn.max() < 1
-    # Chi-square with 255 degrees of freedom: mean 255, sigma 22.6; the seed is fixed.
-    counts = torch.histc(drawn, 256, 0, 1)
-    assert ((counts - 1024) ** 2 / 1024).sum() < 255 + 4 * 22.6
-
-
 def test_an_empty_tensor_draws_nothing():
     assert stochastic.draws(torch.Size([0, 4]), 1).shape == (0, 4)
 
@@ -92,15 +76,6 @@ def test_every_argument_changes_the_seed():
     assert len(seeds) == 8
 
 
-def test_no_two_of_many_seeds_are_equal():
-    grid = itertools.product(range(8), range(50), ("fprop", "dgrad"), ("x", "grad"))
-    seeds = [
-        stochastic.derive_seed(1, step=s, micro_batch=m, shard=0, site=site, operand=o, layer="a")
-        for m, s, site, o in grid
-    ]
-    assert len(set(seeds)) == len(seeds) == 1600
-
-
 def test_operands_are_seeded_by_run_step_and_place(options):
     options('[quantizer]\nrounding = "stochastic"\nseed = 9\n')
     x, spec = torch.randn(64, 64), QuantSpec("mxfp4", rounding="stochastic")
@@ -112,16 +87,6 @@ def test_operands_are_seeded_by_run_step_and_place(options):
             set_step(step)
             actual = getattr(gemm_operands("fprop", "mxfp4", None), quantize)(x)
             assert actual.equal(fake_quantize(x, spec, seed=seed))
-
-
-def test_a_step_repeats_itself_and_no_other(options):
-    options('[quantizer]\nrounding = "stochastic"\n')
-    x, results = torch.randn(64, 64), []
-    for step in (1, 1, 2):
-        set_step(step)
-        results.append(gemm_operands("fprop", "hifp8", None).lhs(x))
-    assert results[0].equal(results[1])
-    assert not results[0].equal(results[2])
 
 
 # -- rounding ----------------------------------------------------------------------------------
@@ -137,20 +102,6 @@ def test_strides_do_not_change_what_an_element_draws(assert_same_bits, kind, ord
     x = torch.randn(6, 20, 34, generator=torch.Generator().manual_seed(2)).to(dtype)
     strided = x.permute(order).contiguous().permute([order.index(i) for i in range(3)])
     assert_same_bits(qdq(strided, spec, axis, seed=11), qdq(x, spec, axis, seed=11))
-
-
-@every_kind
-def test_the_seed_alone_decides(kind):
-    spec, x = QuantSpec(kind, rounding="stochastic"), torch.randn(64, 64)
-    assert qdq(x, spec, seed=1).equal(qdq(x, spec, seed=1))
-    assert not qdq(x, spec, seed=1).equal(qdq(x, spec, seed=2))
-
-
-@every_kind
-def test_values_of_the_format_stay(assert_same_bits, kind):
-    spec = QuantSpec(kind, rounding="stochastic")
-    x = qdq(torch.randn(64, 64), spec, seed=1)
-    assert_same_bits(qdq(x, spec, seed=2), x)
 
 
 @every_kind
@@ -188,31 +139,3 @@ def test_the_mean_is_the_value_itself(kind, sign, share):
     assert set(rounded.unique().tolist()) == {sign * 1.0, sign * (1 + step)}
     sigma = step * math.sqrt(share * (1 - share) / rounded.numel())
     assert abs(rounded.mean().item() - value) < 4 * sigma
-
-
-@pytest.mark.parametrize("share", [0.125, 0.5, 0.75])
-def test_the_mean_holds_below_the_smallest_value_too(share):
-    x = torch.full((2**17,), share * 2.0**-22)
-    rounded = qdq(x, QuantSpec("hifp8", rounding="stochastic"), seed=4)
-    assert set(rounded.unique().tolist()) == {0.0, 2.0**-22}
-    mean = rounded.double().mean().item() / 2.0**-22
-    assert abs(mean - share) < 4 * math.sqrt(share * (1 - share) / 2**17)
-
-
-@pytest.mark.parametrize("kind", ["mxfp8", "mxfp4", "hifp8"])
-def test_a_tensors_sum_is_kept_on_average(kind):
-    # Each element's error has a variance of at most step²/4; amax 4 and a floor scale clip nothing.
-    x = torch.rand(512, 512, generator=torch.Generator().manual_seed(6)) + 1.0
-    x[:, ::32] = 4.0
-    step = 0.5 if kind == "mxfp4" else 2**-3
-    errors = (qdq(x, QuantSpec(kind, rounding="stochastic"), seed=8) - x).double()
-    assert abs(errors.sum().item()) < 4 * (step / 2) * math.sqrt(x.numel())
-
-
-@pytest.mark.parametrize(("overflow", "limit"), [("saturate", 32768.0), ("inf", math.inf)])
-def test_overflow_of_hifp8_is_drawn_too(overflow, limit):
-    # Half way from 32768 to where 49152 would be.
-    x = torch.full((4096,), 40960.0)
-    spec = QuantSpec("hifp8", rounding="stochastic", overflow=overflow)
-    assert set(qdq(x, spec, seed=1).tolist()) == {32768.0, limit}
-    assert qdq(torch.tensor([49152.0, -math.inf]), spec, seed=1).tolist() == [limit, -limit]

@@ -16,7 +16,9 @@ from .cached_weights import cached_bytes
 
 
 @pytest.fixture(autouse=True)
-def empty_cache():
+def empty_cache(options):
+    """The copies of weights are kept, and none is there."""
+    options("[quantizer]\ncache_weights = true\n")
     weights.clear()
     yield
     weights.clear()
@@ -40,8 +42,7 @@ def weight_of(site, weight, kind="mxfp8"):
         return gemm_operands(site, kind, weight).rhs(weight)
 
 
-def test_a_weight_is_quantized_once_an_epoch_and_axis(options, quantized):
-    options("[quantizer]\ncache_weights = true\n")
+def test_a_weight_is_quantized_once_an_epoch_and_axis(quantized):
     weight = Parameter(torch.randn(64, 64))
     for _ in range(3):
         assert weight_of("fprop", weight).equal(fake_quantize(weight, QuantSpec("mxfp8")))
@@ -51,8 +52,7 @@ def test_a_weight_is_quantized_once_an_epoch_and_axis(options, quantized):
     assert cached_bytes() == 2 * weight.nbytes
 
 
-def test_what_autograd_does_not_see_counts_from_the_next_epoch_on(options, quantized):
-    options("[quantizer]\ncache_weights = true\n")
+def test_what_autograd_does_not_see_counts_from_the_next_epoch_on(quantized):
     weight = Parameter(torch.randn(4, 64))
     before = weight_of("fprop", weight).clone()
     weights_changed()
@@ -63,16 +63,14 @@ def test_what_autograd_does_not_see_counts_from_the_next_epoch_on(options, quant
     assert len(quantized) == 2
 
 
-def test_an_epoch_reuses_the_memory_of_the_one_before(options):
-    options("[quantizer]\ncache_weights = true\n")
+def test_an_epoch_reuses_the_memory_of_the_one_before():
     weight = Parameter(torch.randn(4, 64))
     first = weight_of("fprop", weight).data_ptr()
     weights_changed()
     assert weight_of("fprop", weight).data_ptr() == first
 
 
-def test_loading_a_state_dict_is_seen(options):
-    options("[quantizer]\ncache_weights = true\n")
+def test_loading_a_state_dict_is_seen():
     layer = torch.nn.Linear(64, 4, bias=False)
     weight_of("fprop", layer.weight)
     layer.load_state_dict({"weight": torch.randn(4, 64)})
@@ -87,18 +85,15 @@ def test_stochastic_rounding_draws_anew_in_every_step(options):
     assert weight_of("fprop", weight).equal(one)
     set_step(2)
     assert not weight_of("fprop", weight).equal(one)
-    set_step(0)
 
 
-def test_types_do_not_share_an_entry(options):
-    options("[quantizer]\ncache_weights = true\n")
+def test_types_do_not_share_an_entry():
     weight = Parameter(torch.randn(4, 64))
     for kind in ("mxfp8", "mxfp4", "mxfp8"):
         assert weight_of("fprop", weight, kind).equal(fake_quantize(weight, QuantSpec(kind)))
 
 
-def test_activations_are_not_kept(options, quantized):
-    options("[quantizer]\ncache_weights = true\n")
+def test_activations_are_not_kept(quantized):
     x = torch.randn(4, 64)
     for _ in range(2):
         gemm_operands("fprop", "mxfp8", None).lhs(x)
@@ -106,7 +101,8 @@ def test_activations_are_not_kept(options, quantized):
     assert cached_bytes() == 0
 
 
-def test_without_the_option_nothing_is_kept(quantized):
+def test_without_the_option_nothing_is_kept(options, quantized):
+    options("")
     weight = Parameter(torch.randn(4, 64))
     weight_of("fprop", weight)
     weight_of("fprop", weight)
@@ -114,8 +110,7 @@ def test_without_the_option_nothing_is_kept(quantized):
     assert cached_bytes() == 0
 
 
-def test_a_copy_goes_with_its_weight(options):
-    options("[quantizer]\ncache_weights = true\n")
+def test_a_copy_goes_with_its_weight():
     weight = Parameter(torch.randn(4, 64))
     weight_of("fprop", weight)
     assert cached_bytes()
@@ -124,8 +119,7 @@ def test_a_copy_goes_with_its_weight(options):
     assert cached_bytes() == 0
 
 
-def test_the_memory_of_an_outdated_copy_is_not_pulled_from_under_a_graph(options):
-    options("[quantizer]\ncache_weights = true\n")
+def test_the_memory_of_an_outdated_copy_is_not_pulled_from_under_a_graph():
     weight = Parameter(torch.randn(4, 64))
     x = torch.randn(2, 64, requires_grad=True)
     y = x @ gemm_operands("fprop", "mxfp8", weight).rhs(weight).t()
@@ -157,8 +151,7 @@ def from_vector(layer):
 
 
 @pytest.mark.parametrize("change", [fused_step, assigned, assigned_within_a_buffer, from_vector])
-def test_a_change_that_leaves_the_version_is_seen(options, change):
-    options("[quantizer]\ncache_weights = true\n")
+def test_a_change_that_leaves_the_version_is_seen(change):
     layer = torch.nn.Linear(64, 4, bias=False)
     layer.buffer = torch.randn(512)
     layer.weight.data = layer.buffer[:256].view(4, 64)
@@ -170,8 +163,7 @@ def test_a_change_that_leaves_the_version_is_seen(options, change):
     assert not after.equal(before)
 
 
-def test_new_memory_at_the_address_of_the_old_is_seen(options):
-    options("[quantizer]\ncache_weights = true\n")
+def test_new_memory_at_the_address_of_the_old_is_seen():
     weight = Parameter(torch.randn(4, 64))
     memory = torch.randn(4, 64).numpy()
     weight.data = torch.from_numpy(memory)

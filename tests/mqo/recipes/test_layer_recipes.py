@@ -1,6 +1,7 @@
 """Recipes whose rules give layers recipes of their own, and recipes with types for attention."""
 
 import json
+from itertools import pairwise, product
 
 import pytest
 from mqo.cli import app
@@ -54,8 +55,13 @@ ATTENTION_RECIPES = ("sagebwd", "fp8-tensorwise-attention")
 LINEAR_RECIPES = sorted({*recipes.names()} - {*ATTENTION_RECIPES})
 
 
-@pytest.mark.parametrize("outer", LINEAR_RECIPES)
-@pytest.mark.parametrize("inner", LINEAR_RECIPES)
+# Each recipe around and within two others, and around and within its neighbors.
+FEW = ("nvfp4", "mxfp4-backward")
+PAIRS = {*product(LINEAR_RECIPES, FEW), *product(FEW, LINEAR_RECIPES)}
+PAIRS |= {*pairwise(LINEAR_RECIPES), *pairwise(LINEAR_RECIPES[::-1])}
+
+
+@pytest.mark.parametrize(("outer", "inner"), sorted(PAIRS))
 def test_a_layer_with_a_recipe_has_all_of_it_and_nothing_else(tmp_path, outer, inner):
     """F36: a rule with a type once kept the tiles, rounding and transforms of the outer recipe."""
     text = recipes.path_of(outer).read_text()

@@ -62,10 +62,7 @@ def test_a_file_may_be_declared_again_and_with_changes(write):
         "x = 1\n",
         "x = (\n",
         function("mxfp4"),
-        function("then"),
         function("mine") * 2,
-        function("mine", ", block=2 * 8"),
-        function("mine", ", blok=16"),
     ],
 )
 def test_a_faulty_file_is_refused_and_declares_nothing(write, text):

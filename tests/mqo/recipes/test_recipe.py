@@ -146,39 +146,34 @@ def test_a_run_holds_the_table_and_its_literals(name):
 
 # -- switches --------------------------------------------------------------------------------------
 
-EVERY = {"fprop.x", "fprop.weight", "dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"}
+NVFP4_RECIPES = ("nvfp4", "nvfp4-nemotron3", "nvfp4-four-over-six", "nvfp4-ue5m3")
+WEIGHTS, OF_WGRAD = {"fprop.weight", "dgrad.weight"}, {"wgrad.grad", "wgrad.x"}
+GRADIENTS = {"dgrad.grad", "wgrad.grad"}
+BACKWARD_OPERANDS = {"dgrad.grad", "dgrad.weight", *OF_WGRAD}
+EVERY = {"fprop.x", "fprop.weight", *BACKWARD_OPERANDS}
 CHANGED = {
-    ("nvfp4", "hadamard"): {"wgrad.grad", "wgrad.x"},
-    ("nvfp4", "stochastic"): {"dgrad.grad", "wgrad.grad"},
-    ("nvfp4", "2d"): {"fprop.weight", "dgrad.weight"},
-    ("fp8-blockwise", "2d"): {"fprop.weight", "dgrad.weight"},
-    ("mxfp4-backward", "hadamard"): {"dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"},
+    **{(name, "hadamard"): OF_WGRAD for name in NVFP4_RECIPES},
+    **{(name, "stochastic"): GRADIENTS for name in NVFP4_RECIPES},
+    **{(name, "2d"): WEIGHTS for name in NVFP4_RECIPES},
+    ("fp8-blockwise", "2d"): WEIGHTS,
+    ("mxfp4-backward", "hadamard"): BACKWARD_OPERANDS,
     ("quest", "hadamard"): {"fprop.x", "fprop.weight"},
-    ("ms-eden", "hadamard"): {"dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"},
-    ("mxfp4-backward", "stochastic"): {"dgrad.grad", "dgrad.weight", "wgrad.grad", "wgrad.x"},
+    ("ms-eden", "hadamard"): BACKWARD_OPERANDS,
+    ("mxfp4-backward", "stochastic"): BACKWARD_OPERANDS,
     ("mxfp4-hadamard", "hadamard"): EVERY,
-    ("mxfp4-h32", "hadamard"): {"wgrad.grad", "wgrad.x"},
+    ("mxfp4-h32", "hadamard"): OF_WGRAD,
     ("mxfp4-h32", "stochastic"): {"dgrad.grad"},
-    ("mxfp4-h32", "2d"): {"fprop.weight", "dgrad.weight"},
-    ("mxfp4-qkv-mxfp8", "stochastic"): {"dgrad.grad", "wgrad.grad"},
+    ("mxfp4-h32", "2d"): WEIGHTS,
+    ("mxfp4-qkv-mxfp8", "stochastic"): GRADIENTS,
     ("mxfp4-qkv-mxfp8", "2d"): EVERY,
-    ("nvfp4-nemotron3", "hadamard"): {"wgrad.grad", "wgrad.x"},
-    ("nvfp4-nemotron3", "stochastic"): {"dgrad.grad", "wgrad.grad"},
-    ("nvfp4-nemotron3", "2d"): {"fprop.weight", "dgrad.weight"},
-    ("nvfp4-four-over-six", "hadamard"): {"wgrad.grad", "wgrad.x"},
-    ("nvfp4-four-over-six", "stochastic"): {"dgrad.grad", "wgrad.grad"},
-    ("nvfp4-four-over-six", "2d"): {"fprop.weight", "dgrad.weight"},
-    ("nvfp4-ue5m3", "hadamard"): {"wgrad.grad", "wgrad.x"},
-    ("nvfp4-ue5m3", "stochastic"): {"dgrad.grad", "wgrad.grad"},
-    ("nvfp4-ue5m3", "2d"): {"fprop.weight", "dgrad.weight"},
-    ("ue5m3", "2d"): {"fprop.weight", "dgrad.weight"},
+    ("ue5m3", "2d"): WEIGHTS,
     ("nvfp4-dequantized", "2d"): {"fprop.weight"},
     ("sagebwd", "2d"): {
         *("qk.query", "qk.key", "pv.value", "qk_recompute.query", "qk_recompute.key"),
         *("dv.probs", "dv.grad", "dq.ds", "dq.key", "dk.ds", "dk.query"),
     },
     ("ufp4", "hadamard"): EVERY,
-    ("ufp4", "stochastic"): {"dgrad.grad", "wgrad.grad"},
+    ("ufp4", "stochastic"): GRADIENTS,
 }
 
 
@@ -198,13 +193,7 @@ def test_a_switch_changes_the_operands_that_it_names(name, ingredient):
 
 def test_all_switches_are_those_that_the_recipes_name():
     found = {(name, i) for name in recipes.names() for i in recipes.read(name).ingredients}
-    assert found == {
-        *CHANGED,
-        ("nvfp4", KEPT),
-        ("nvfp4-nemotron3", KEPT),
-        ("nvfp4-four-over-six", KEPT),
-        ("nvfp4-ue5m3", KEPT),
-    }
+    assert found == {*CHANGED, *((name, KEPT) for name in NVFP4_RECIPES)}
     assert {ingredient for _, ingredient in found} == set(INGREDIENTS)
 
 
@@ -316,6 +305,11 @@ def test_a_file_is_a_recipe(tmp_path):
 MX = 'types = { fprop = "mxfp8" }\n'
 
 
+def row(text, kind="mxfp8"):
+    """A recipe with one type, and a row of [operands]."""
+    return f'types = {{ fprop = "{kind}" }}\n[operands]\n{text}'
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -328,34 +322,25 @@ MX = 'types = { fprop = "mxfp8" }\n'
         (f"{MX}[[rules]]\nquant_type = 'none'", "rules.0: a rule needs either layers"),
         (f"{MX}[[rules]]\nlayers = 'a'\nlast = 1\nquant_type = 'none'", "rules.0: a rule needs"),
         ('types = { fprop = "mxfp8" }\nform = 1', "form"),
-        ('types = { fprop = "mxfp8" }\n[operands]\n"qk.key" = {}', "operands: 'qk.key' "),
-        ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { tile = "oval" }', "oval"),
-        ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { gain = 3.0 }', "gain 3.0"),
+        (row('"qk.key" = {}'), "operands: 'qk.key' "),
+        (row('"fprop.x" = { tile = "oval" }'), "oval"),
+        (row('"fprop.x" = { gain = 3.0 }'), "gain 3.0"),
+        (row('"fprop.x" = { hadamard = 16 }'), "the same hadamard and signs"),
+        (row('"fprop.x" = { tile = "square" }', "hif4"), "fprop.x: hif4 has no square"),
         (
-            'types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { hadamard = 16 }',
-            "the same hadamard and signs",
-        ),
-        (
-            'types = { fprop = "hif4" }\n[operands]\n"fprop.x" = { tile = "square" }',
-            "fprop.x: hif4 has no square",
-        ),
-        (
-            'types = { fprop = "nvfp4" }\n[operands]\n"fprop.x" = { scale_rule = "rceil" }',
+            row('"fprop.x" = { scale_rule = "rceil" }', "nvfp4"),
             "fprop.x: nvfp4 has the scale rules amax, four-over-six-mse, four-over-six-mae",
         ),
         (
-            'types = { fprop = "mxfp4" }\n[operands]\n"fprop.x" = { scale_rule = "amax" }',
+            row('"fprop.x" = { scale_rule = "amax" }', "mxfp4"),
             "fprop.x: mxfp4 has the scale rules floor, rceil, ceil, even",
         ),
         (
-            'types = { fprop = "fp8_block" }\n[operands]\n"fprop.x" = { scale_rule = "amax" }',
+            row('"fprop.x" = { scale_rule = "amax" }', "fp8_block"),
             "fprop.x: fp8_block has only one scale rule",
         ),
-        (
-            'types = { fprop = "mxfp8" }\n[operands]\n"dgrad.grad" = { gain = 0.5 }',
-            "dgrad.grad: gain ",
-        ),
-        ('types = { fprop = "mxfp8" }\n[operands]\n"fprop.x" = { signs = "fixed" }', "signs"),
+        (row('"dgrad.grad" = { gain = 0.5 }'), "dgrad.grad: gain "),
+        (row('"fprop.x" = { signs = "fixed" }'), "signs"),
         ("types = ", "Invalid value"),
         ('types = { wgrad = "mixed" }', "no quant_type for wgrad.grad"),
         (f"{MX}[[rules]]\nlayers = 'a'\nquant_type = 'mixed'", "mixed"),
@@ -506,8 +491,7 @@ def own(tmp_path):
         'types = { fprop = "mine", wgrad = "mxfp8" }\nplugins = ["mine.py"]\n'
         "[plugin_options]\nmine = { gain = 3.0 }\n"
     )
-    yield path
-    PLUGINS.clear()
+    return path
 
 
 def test_a_program_that_loads_a_recipe_runs_its_quantizers(own):

@@ -8,11 +8,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ....fresh_options import fresh_state as fresh_state
-from ....fresh_options import options as options
-
-torch.set_num_threads(1)
-
 
 class Layer:
     """What is read of a DotProductAttention."""

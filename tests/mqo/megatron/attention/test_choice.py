@@ -1,6 +1,5 @@
 import pytest
 import torch
-from megatron.core import parallel_state, tensor_parallel
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnBackend, AttnMaskType
 from megatron.core.transformer.transformer_config import TransformerConfig
@@ -9,10 +8,8 @@ from mqo.megatron.attention.choice import FusedAttentionError, without_scores
 from mqo.megatron.attention.paths import chunked_context, fused_context
 from mqo.quant.backend import fake_quantize
 from mqo.quant.plugin_decorators import quantizer
-from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import set_step
 
-from ....process_groups import one_rank as one_rank
 from .conftest import Layer
 
 NONE = {"qk": "none", "pv": "none"}
@@ -201,8 +198,7 @@ def own_mxfp4():
         shapes.append((context.operand, *x.shape))
         return fake_quantize(x, "mxfp4")
 
-    yield shapes
-    PLUGINS.clear()
+    return shapes
 
 
 def test_a_quantizer_of_the_user_takes_all_probabilities(own_mxfp4, capsys):
@@ -223,7 +219,7 @@ def test_one_that_does_not_round_the_probabilities_runs_fused(own_mxfp4, options
 
 
 @pytest.fixture
-def attend(one_rank, options):
+def attend(groups, options):
     """A function that returns context and gradients of upstream's attention with a type.
 
     The source of its class has no types, so a schedule names them.
@@ -247,10 +243,7 @@ def attend(one_rank, options):
         context = layer(*given, hidden)
         return context, *torch.autograd.grad(context.square().sum(), given)
 
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
-    yield attend
-    parallel_state.destroy_model_parallel()
+    return attend
 
 
 @pytest.mark.parametrize("backend", [AttnBackend.auto, AttnBackend.unfused])

@@ -133,10 +133,19 @@ def assert_as_unfused(tensors, quant_type, tolerance=1e-6, moved=0):
     assert KNOWN["moved"] <= moved
 
 
-@pytest.mark.parametrize("quant_type", FORMATS)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+# Every format, and every shape with a scale of blocks, of the tensor, of both and with none.
+CASES = [(kind, "grouped") for kind in FORMATS]
+CASES += [
+    (kind, shape)
+    for kind in ("mxfp8", "fp8_tensor_e4m3", "nvfp4", "hifp8")
+    for shape in SHAPES.keys() - {"grouped"}
+]
+every_case = pytest.mark.parametrize(("quant_type", "shape"), sorted(CASES))
+
+
+@every_case
 def test_context_and_gradients_are_those_of_the_unfused_path(operands, shape, quant_type):
-    assert_as_unfused(operands(LENGTH, LENGTH, **shape), quant_type)
+    assert_as_unfused(operands(LENGTH, LENGTH, **SHAPES[shape]), quant_type)
 
 
 @pytest.mark.slow
@@ -233,11 +242,10 @@ def test_stochastic_rounding_draws_by_the_elements_place(operands, options, shap
         assert all(error(one, other) < 1e-6 for one, other in pairs)
 
 
-@pytest.mark.parametrize("quant_type", FORMATS)
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@every_case
 def test_transformed_operands_are_those_of_the_unfused_path(operands, options, shape, quant_type):
     options(TRANSFORMED)
-    tensors, types = operands(LENGTH, LENGTH, **shape), (quant_type, quant_type)
+    tensors, types = operands(LENGTH, LENGTH, **SHAPES[shape]), (quant_type, quant_type)
     expected = unfused(Layer(), types, *tensors)
     right = gradients(expected, tensors)
     set_step(0)

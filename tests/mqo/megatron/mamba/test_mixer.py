@@ -1,19 +1,14 @@
 """Upstream's Mamba layer on these functions: against transformers' mixer, and on two ranks."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from mqo.megatron.layers import find_layers
 from mqo.megatron.mamba.spec import mamba_layer
-from mqo.project import Project
 from mqo.quant.record import RECORDER
 
-from .... import forking
-from ....fresh_options import fresh_state as fresh_state
-from ....process_groups import one_rank as one_rank
+from ....vendored_tree import run_ranks
 from .test_kernels import mamba2 as mamba2
 from .test_scan import deviation
 
@@ -25,24 +20,18 @@ NAME = "decoder.layers.0"
 
 
 @pytest.fixture(scope="module")
-def layer(one_rank):
+def layer(groups):
     """Upstream's Mamba layer, local, with the weights of a seed."""
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.spec_utils import build_module
 
-    parallel_state.initialize_model_parallel()
-    tensor_parallel.model_parallel_cuda_manual_seed(1)
     config = TransformerConfig(
         **{"num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 2},
         **{"mamba_num_heads": HEADS, "mamba_head_dim": WIDTH, "mamba_num_groups": GROUPS},
         **{"mamba_state_dim": STATE, "normalization": "RMSNorm", "hidden_dropout": 0.0},
         use_cpu_initialization=True,
     )
-    groups = ProcessGroupCollection.use_mpu_process_groups()
-    yield build_module(mamba_layer(config), config, layer_number=1, pg_collection=groups)
-    parallel_state.destroy_model_parallel()
+    return build_module(mamba_layer(config), config, layer_number=1, pg_collection=groups)
 
 
 def hidden(tokens):
@@ -90,9 +79,4 @@ def test_its_linear_layers_are_named_and_call_their_sites(layer, monkeypatch):
 
 
 def test_two_tensor_parallel_ranks_compute_what_one_process_does():
-    program = Path(__file__).with_name("two_ranks.py")
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    demos = Project.here().tree / "examples/parallelism"
-    done = forking.run([sys.executable, program, demos], env=env)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "EQUAL" in done.stdout
+    assert "EQUAL" in run_ranks(Path(__file__).with_name("two_ranks.py"))

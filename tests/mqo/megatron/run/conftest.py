@@ -27,7 +27,6 @@ def run(tmp_path, monkeypatch):
         config.reset()
         return tmp_path
 
-    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE, raising=False)
     monkeypatch.setattr(resumed_types, "_loaded", Namespace())
     names = ("_checked", "_labeled", "_usage", "_args")
     begin = {**dict.fromkeys(names), "_calls": {}, "_began": False, "_steps": 0}
@@ -35,11 +34,27 @@ def run(tmp_path, monkeypatch):
         monkeypatch.setattr(guard, name, value)
     monkeypatch.setattr(observe, "_writer", None)
     monkeypatch.setattr(PROGRESS, "step", PROGRESS.step)  # and put it back
-    config.reset()
-    RECORDER.reset()
-    yield start
-    config.reset()
-    RECORDER.reset()
+    return start
+
+
+@pytest.fixture
+def other_rank(one_rank, monkeypatch):
+    """A function that has another rank take part in collectives of objects.
+
+    It is given a function of what this rank sends, which returns what the other one does.
+    """
+    real = torch.distributed.all_gather_object
+
+    def answer(reply):
+        def two_ranks(ranks, here):
+            real(ranks, here)
+            there = reply(here)
+            if there is not None:
+                ranks.append(there)
+
+        monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+
+    return answer
 
 
 @pytest.fixture

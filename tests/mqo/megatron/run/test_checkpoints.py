@@ -55,6 +55,24 @@ def left(folder):
     return sorted(int(path.name[5:]) for path in folder.glob("iter_*"))
 
 
+def arguments(place, **more):
+    rest = {"load": str(place), "save": str(place), "verify_integrity": True, "ckpt_step": None}
+    return Namespace(**rest | more)
+
+
+@pytest.fixture
+def begin(monkeypatch):
+    """A function that begins to load, of which iterations are damaged; the arguments after it."""
+
+    def load(place, *bad, **more):
+        monkeypatch.setattr(checkpoints, "fault", damaged(*bad))
+        args = arguments(place, **more)
+        before_load(args)
+        return args
+
+    return load
+
+
 # -- which one ---------------------------------------------------------------------------------
 
 
@@ -105,11 +123,8 @@ def test_nothing_is_to_be_chosen_without_a_tracker_or_of_a_release(folder, tmp_p
     assert choose(folder(2, tracker="release"), damaged(2)) is None
 
 
-def test_the_step_is_put_where_upstream_reads_it(folder, monkeypatch, capsys):
-    monkeypatch.setattr(checkpoints, "fault", damaged(4))
-    args = Namespace(load=str(folder(2, 4)), save=None, verify_integrity=True, ckpt_step=None)
-    before_load(args)
-    assert args.ckpt_step == 2
+def test_the_step_is_put_where_upstream_reads_it(folder, begin, capsys):
+    assert begin(folder(2, 4), 4, save=None).ckpt_step == 2
     said = (
         "mqo: the checkpoint of iteration 4 is damaged (a hash is off); resuming from iteration 2"
     )
@@ -121,8 +136,7 @@ def test_the_step_is_put_where_upstream_reads_it(folder, monkeypatch, capsys):
 )
 def test_what_the_user_chose_or_nobody_can_tell_is_left(folder, monkeypatch, change):
     monkeypatch.setattr(checkpoints, "fault", damaged(4))
-    args = Namespace(load=str(folder(2, 4)), save=None, verify_integrity=True, ckpt_step=None)
-    vars(args).update(change)
+    args = arguments(folder(2, 4), **{"save": None} | change)
     before = dict(vars(args))
     before_load(args)
     assert vars(args) == before
@@ -147,16 +161,9 @@ def untracked(tmp_path):
     return make
 
 
-def arguments(load, **more):
-    rest = {"save": str(load), "verify_integrity": True, "ckpt_step": None}
-    return Namespace(**{"load": str(load)} | rest | more)
-
-
-def test_the_newest_whole_one_is_taken_and_the_tracker_is_written(untracked, monkeypatch, capsys):
+def test_the_newest_whole_one_is_taken_and_the_tracker_is_written(untracked, begin, capsys):
     made = untracked(2, 4, 6)
-    monkeypatch.setattr(checkpoints, "fault", damaged(6))
-    args = arguments(made)
-    before_load(args)
+    args = begin(made, 6)
     assert args.ckpt_step == 4
     assert (made / checkpoints.TRACKER).read_text() == "4"
     said = capsys.readouterr().out
@@ -165,20 +172,15 @@ def test_the_newest_whole_one_is_taken_and_the_tracker_is_written(untracked, mon
     assert left(made) == [2, 4, 6]
 
 
-def test_of_a_folder_that_is_only_read_from_the_step_is_taken(untracked, monkeypatch):
+def test_of_a_folder_that_is_only_read_from_the_step_is_taken(untracked, begin):
     made = untracked(2, 4)
-    monkeypatch.setattr(checkpoints, "fault", damaged())
-    args = arguments(made, save=None)
-    before_load(args)
-    assert args.ckpt_step == 4
+    assert begin(made, save=None).ckpt_step == 4
     assert not (made / checkpoints.TRACKER).exists()
 
 
-def test_a_run_does_not_fall_back_to_the_pretrained_model_beside_its_own(untracked, monkeypatch):
+def test_a_run_does_not_fall_back_to_the_pretrained_model_beside_its_own(untracked, begin):
     made = untracked(2)
-    monkeypatch.setattr(checkpoints, "fault", damaged())
-    args = arguments(made, pretrained_checkpoint="elsewhere")
-    before_load(args)
+    args = begin(made, pretrained_checkpoint="elsewhere")
     assert args.ckpt_step == 2
     assert checkpoints.load_folder(args) == made
 
@@ -197,31 +199,24 @@ def test_a_release_without_a_tracker_is_refused(tmp_path):
         before_load(arguments(tmp_path))
 
 
-def test_a_pretrained_model_without_a_tracker_is_refused(untracked, tmp_path, monkeypatch):
+def test_a_pretrained_model_without_a_tracker_is_refused(untracked, tmp_path, begin):
     made = untracked(2, place=tmp_path / "theirs")
-    monkeypatch.setattr(checkpoints, "fault", damaged())
-    args = arguments(tmp_path, pretrained_checkpoint=str(made))
-    args.load = None
     with pytest.raises(CheckpointError, match=rf"theirs .*\(2\).*{checkpoints.TRACKER}"):
-        before_load(args)
+        begin(tmp_path, load=None, pretrained_checkpoint=str(made))
 
 
-def test_what_a_kill_left_of_the_first_save_is_no_checkpoint(untracked):
+def test_what_a_kill_left_of_the_first_save_is_no_checkpoint(untracked, begin):
     made = untracked(begun=[2])
-    args = arguments(made)
-    before_load(args)
-    assert args.ckpt_step is None
+    assert begin(made).ckpt_step is None
     assert not (made / checkpoints.TRACKER).exists()
     before_save(Namespace(save=str(made)), 2)
     assert left(made) == []
 
 
-def test_a_first_save_that_was_killed_while_it_was_hashed_is_no_checkpoint(untracked):
+def test_a_first_save_that_was_killed_while_it_was_hashed_is_no_checkpoint(untracked, begin):
     before_save(Namespace(save=str(untracked())), 2)
     made = untracked(2)  # its metadata is there; its hashes are not yet
-    args = arguments(made)
-    before_load(args)
-    assert args.ckpt_step is None
+    assert begin(made, 2).ckpt_step is None
     before_save(Namespace(save=str(made)), 2)
     assert left(made) == []
 
@@ -245,18 +240,15 @@ def test_a_mark_of_another_iteration_hides_none(untracked, content):
         before_load(arguments(made, verify_integrity=False))
 
 
-def test_a_tracker_that_cannot_be_written_is_named(untracked, monkeypatch):
+def test_a_tracker_that_cannot_be_written_is_named(untracked, begin):
     made = untracked(2)
-    monkeypatch.setattr(checkpoints, "fault", damaged())
     (made / f"{checkpoints.TRACKER}.new").mkdir()  # as a folder of another user, even for root
     with pytest.raises(CheckpointError, match=rf"{checkpoints.TRACKER} .*\(Is a directory\)"):
-        before_load(arguments(made))
+        begin(made)
 
 
-def test_the_step_that_the_user_chose_needs_no_tracker(untracked):
-    args = arguments(untracked(2, 4), ckpt_step=2)
-    before_load(args)
-    assert args.ckpt_step == 2
+def test_the_step_that_the_user_chose_needs_no_tracker(untracked, begin):
+    assert begin(untracked(2, 4), 2, 4, ckpt_step=2).ckpt_step == 2
 
 
 def test_a_complete_one_is_moved_aside_before_its_iteration_is_saved_again(untracked, capsys):

@@ -20,7 +20,6 @@ from mqo.quant.progress import set_step
 def third_step():
     set_step(2)
     yield
-    set_step(0)
     divergence.begin_step(Namespace(save=None))
 
 

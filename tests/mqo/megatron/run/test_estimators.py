@@ -6,7 +6,6 @@ from mqo.megatron import linear
 from mqo.megatron.layers import find_layers
 from mqo.megatron.run.estimators import attach
 from mqo.quant.plugin_decorators import estimator, quantizer
-from mqo.quant.plugins import PLUGINS
 from torch import nn
 from torch.nn.functional import linear as multiply
 from torch.utils.checkpoint import checkpoint
@@ -18,8 +17,6 @@ PLUGIN = "[plugins]\nown = { declared = { estimator = true } }\n"
 @pytest.fixture(autouse=True)
 def own_types(monkeypatch):
     monkeypatch.setattr(linear, "source_types", lambda: {"fprop": "own"})
-    yield
-    PLUGINS.clear()
 
 
 @pytest.fixture

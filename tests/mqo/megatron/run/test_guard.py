@@ -20,7 +20,6 @@ from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import Layer
 from mqo.quant.measurement import merge
 from mqo.quant.own_formats import own_formats
-from mqo.quant.plugins import PLUGINS
 from mqo.quant.progress import PROGRESS, set_step
 from mqo.quant.quantization import PROCESS
 from mqo.quant.record import RECORDER, QuantRecord
@@ -38,13 +37,6 @@ def test_sites_that_were_asked_for_and_never_ran_end_the_run_and_all_are_named(r
         "dgrad: its type is mxfp4, but its quantizer never ran; "
         "qk: its type is mxfp8, but its quantizer never ran"
     )
-
-
-def test_a_site_that_nobody_asked_for_ends_the_run(run, quantized):
-    run()
-    quantized("pv", "hifp8", "probs", "value")
-    with pytest.raises(GuardError, match=r"pv: .* none, .* hifp8"):
-        after_step(1)
 
 
 ROUNDED = '[operands]\n"dgrad.grad" = { rounding = "stochastic" }\n'
@@ -98,7 +90,6 @@ def test_the_quantizers_learn_of_every_step_even_without_a_run_folder(run):
     for iteration in (1, 2):
         after_step(iteration)
         assert PROGRESS.step == iteration
-    set_step(0)
 
 
 def test_without_a_run_folder_nothing_is_checked(run, quantized, monkeypatch):
@@ -107,22 +98,14 @@ def test_without_a_run_folder_nothing_is_checked(run, quantized, monkeypatch):
     after_step(1)
 
 
-def test_a_process_group_is_asked_for_the_records_of_all_ranks(
-    run, quantized, one_rank, monkeypatch
-):
+def test_a_process_group_is_asked_for_the_records_of_all_ranks(run, quantized, other_rank):
     run(fprop="mxfp8", qk="mxfp4")
     quantized("fprop", "mxfp8", "x", "weight")
-    real = torch.distributed.all_gather_object
     ours = RECORDER.entries()
     RECORDER.reset()
     quantized("qk", "mxfp4", "query", "key")
     theirs = RECORDER.entries()
-
-    def two_ranks(ranks, entries):
-        real(ranks, entries)
-        ranks.append(ours)
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    other_rank(lambda here: ours)
     assert guard.gather() == merge([theirs, ours])
     after_step(1)
 
@@ -133,7 +116,6 @@ def test_a_process_group_is_asked_for_the_records_of_all_ranks(
 def test_the_quantizers_learn_the_step_that_a_checkpoint_was_at(run):
     before_step([], Namespace(curr_iteration=7))
     assert PROGRESS.step == 7
-    set_step(0)
 
 
 def test_an_exclude_that_matches_no_layer_ends_the_run_before_its_first_step(run):
@@ -153,16 +135,10 @@ def test_the_model_is_inspected_once(run, monkeypatch):
     before_step(model, ARGS)
 
 
-def test_a_layer_of_another_rank_is_matched_too(run, one_rank, monkeypatch):
+def test_a_layer_of_another_rank_is_matched_too(run, other_rank):
     run(exclude=("output_layer",))
-    real = torch.distributed.all_gather_object
-
-    def two_ranks(ranks, layers):
-        real(ranks, layers)
-        if layers:
-            ranks.append([Layer("output_layer", "linear", "ColumnParallelLinear", False)])
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    theirs = [Layer("output_layer", "linear", "ColumnParallelLinear", False)]
+    other_rank(lambda here: theirs if here else None)
     before_step([nn.ModuleDict({"proj": nn.Linear(4, 4)})], ARGS)
 
 
@@ -272,7 +248,6 @@ def steps(net, first, last):
         before_step([net], Namespace(curr_iteration=done, train_iters=4))
         net(torch.ones(4, 32)).sum().backward()
         after_step(done + 1)
-    set_step(0)
 
 
 def test_a_schedule_is_what_the_guard_asks_for_also_at_the_end(run):
@@ -295,14 +270,12 @@ def test_the_first_step_of_a_later_type_is_checked_too(run):
     steps(net, 0, 1)
     with pytest.raises(GuardError, match=r"iteration 3\): fprop: second .*bypassed"):
         steps(net, 2, 2)
-    set_step(0)
 
 
 def test_a_schedule_that_begins_otherwise_than_the_source_ends_the_run(run):
     run(fprop="mxfp4", schedule=SWITCH)
     with pytest.raises(GuardError, match=r"fprop begins with mxfp8.* mxfp4"):
         steps(Net(), 0, 0)
-    set_step(0)
 
 
 def test_a_resumed_run_says_which_types_are_not_the_checkpoints(run, capsys):
@@ -310,7 +283,6 @@ def test_a_resumed_run_says_which_types_are_not_the_checkpoints(run, capsys):
     note_checkpoint(Namespace(mqo_types={"fprop": "mxfp8 until 1, then none", "wgrad": "mxfp4"}))
     args = Namespace(curr_iteration=0, train_iters=4)
     before_step([Net()], args)
-    set_step(0)
     assert args.mqo_types == {"fprop": "mxfp8 until 2, then none", "wgrad": "mxfp4"}
     assert (
         "mqo: fprop was mxfp8 until 1, then none in the run that wrote the checkpoint, "
@@ -325,7 +297,6 @@ def test_a_resumed_run_says_which_operands_are_not_the_checkpoints(run, capsys):
     note_checkpoint(Namespace(mqo_types={"fprop": "nvfp4"}, mqo_operands=before))
     args = Namespace(curr_iteration=0, train_iters=4)
     before_step([Net()], args)
-    set_step(0)
     assert args.mqo_operands == {"fprop.weight": "tile square"}
     said = capsys.readouterr().out
     assert "mqo: fprop.x was rounding stochastic in the run that wrote the checkpoint" in said
@@ -389,8 +360,7 @@ def loaded(run):
             note_checkpoint(args)
         return texts
 
-    yield said
-    PLUGINS.clear()
+    return said
 
 
 @pytest.mark.parametrize(
@@ -428,7 +398,6 @@ def test_checkpoints_name_only_quantizers_that_a_run_uses(run):
         resumed_types.keep_types(kept[-1], config.current())
     assert [hasattr(args, "mqo_plugins") for args in kept] == [False, False, True]
     assert kept[2].mqo_plugins == {"mine": "version abcdef"}
-    PLUGINS.clear()
 
 
 def format_rows(block):
@@ -517,17 +486,10 @@ def test_another_attention_ends_the_run_before_its_first_step(run):
         before_step([Net()], args)
 
 
-def test_a_bypass_on_another_rank_ends_this_one_too(run, one_rank, monkeypatch):
+def test_a_bypass_on_another_rank_ends_this_one_too(run, other_rank):
     run(fprop="mxfp8")
-    real = torch.distributed.all_gather_object
-
-    def two_ranks(ranks, here):
-        real(ranks, here)
-        if isinstance(here, SiteCoverage):
-            missed = frozenset({("fprop", "decoder.layers.9.proj")})
-            ranks.append(SiteCoverage(missed=missed))
-
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
+    theirs = SiteCoverage(missed=frozenset({("fprop", "decoder.layers.9.proj")}))
+    other_rank(lambda here: theirs if isinstance(here, SiteCoverage) else None)
     with pytest.raises(GuardError, match=r"decoder\.layers\.9\.proj .*bypassed"):
         one_step(Net())
 
@@ -604,16 +566,15 @@ def test_what_is_never_measured_is_not_judged(run, identity):
     guard.check_all(guard.gather())
 
 
-def test_noise_on_another_rank_is_enough(run, identity, one_rank, monkeypatch):
+def test_noise_on_another_rank_is_enough(run, identity, other_rank):
     run(fprop="mxfp8")
-    real = torch.distributed.all_gather_object
+    theirs = [QuantRecord("fprop", "third", "x", "mxfp8", 1, 1, 1.0, 0.1)]
 
-    def two_ranks(ranks, here):
-        real(ranks, here)
-        if isinstance(here, list) and here and isinstance(here[0], QuantRecord):
-            ranks.append([QuantRecord("fprop", "third", "x", "mxfp8", 1, 1, 1.0, 0.1)])
+    @other_rank
+    def reply(here):
+        is_records = isinstance(here, list) and here and isinstance(here[0], QuantRecord)
+        return theirs if is_records else None
 
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     one_step(Net())
 
 

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from mqo.megatron.run.nan import watch
-from mqo.quant import config
 from mqo.quant.finite import FiniteError
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.progress import set_step
@@ -31,7 +30,6 @@ def test_the_layer_whose_output_is_first_is_named():
     found = r"NaN .*output of decoder\.layers\.0\.mlp\.linear_fc1, .* 7"
     with pytest.raises(FiniteError, match=found):
         net(torch.ones(2, 32))
-    set_step(0)
 
 
 def test_an_infinite_gradient_is_named_where_it_comes_back_to():
@@ -49,16 +47,11 @@ def test_a_finite_step_goes_on():
     assert net.first.weight.grad is not None
 
 
-def test_a_site_is_named_with_its_operand(tmp_path, monkeypatch):
-    text = '[quantizer]\nscale_rule = "ceil"\n[run]\ncheck_nan = true\n'
-    (tmp_path / "quant.toml").write_text(text)
-    monkeypatch.setenv(config.ENVIRONMENT_VARIABLE, str(tmp_path / "quant.toml"))
-    config.reset()
+def test_a_site_is_named_with_its_operand(options):
+    options('[quantizer]\nscale_rule = "ceil"\n[run]\ncheck_nan = true\n')
     # 65504 becomes 65536, which float16 does not hold.
     x = torch.full((32,), 65504.0, dtype=torch.float16)
     with pytest.raises(FiniteError, match=r"Inf .*x .*fprop .*mxfp8.*unlabeled"):
         gemm_operands("fprop", "mxfp8", None).lhs(x)
     with pytest.raises(FiniteError, match=r"NaN .*key .*qk.*unlabeled"):
         gemm_operands("qk", "mxfp8", None).rhs(x * math.nan)
-    monkeypatch.delenv(config.ENVIRONMENT_VARIABLE)
-    config.reset()

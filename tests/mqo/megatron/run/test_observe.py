@@ -136,17 +136,15 @@ def test_an_evaluation_between_steps_is_not_measured(run, writer):
     assert {row["value"] for row in rows(folder) if row["name"] == f"{TAG}/amax"} == {1.0}
 
 
-def test_ranks_are_merged(run, writer, one_rank, monkeypatch):
+def test_ranks_are_merged(run, writer, other_rank):
     folder = run(fprop="mxfp8")
-    real = torch.distributed.all_gather_object
 
-    def two_ranks(ranks, here):
-        real(ranks, here)
+    @other_rank
+    def reply(here):
         if isinstance(here, list) and here and isinstance(here[0], Measurement):
-            other = here[1].__dict__ | {"amax": 7.0, "scales": {100: 5}}
-            ranks.append([Measurement(**other)])
+            return [Measurement(**here[1].__dict__ | {"amax": 7.0, "scales": {100: 5}})]
+        return None
 
-    monkeypatch.setattr(torch.distributed, "all_gather_object", two_ranks)
     with recorded(writer):
         step(1, up_to_one())
     found = {row["name"]: row for row in rows(folder)}

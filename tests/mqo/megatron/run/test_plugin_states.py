@@ -12,7 +12,6 @@ from mqo.megatron.run.resumed_types import note_checkpoint
 from mqo.megatron.run.saved_args import checked_arguments
 from mqo.quant.gemms import gemm_operands
 from mqo.quant.labels import LABEL
-from mqo.quant.plugins import PLUGINS
 from mqo.quant.quantization import PROCESS
 
 FILE = """
@@ -40,7 +39,6 @@ AMAX, PARTS = f"{NAME}amax", f"{NAME}parts"
 def no_state_left(monkeypatch):
     monkeypatch.setattr(plugin_states, "_args", None)
     yield
-    PLUGINS.clear()
     PROCESS.states.is_fixed = False
     PROCESS.states.load_state_dict({})
     PROCESS.states.begin_step()

@@ -313,11 +313,6 @@ def test_an_unknown_argument_is_refused_by_name(value):
     assert made == SIZES
 
 
-@pytest.mark.parametrize("value", [None, False, "", [], {}])
-def test_an_unknown_argument_may_be_empty(value):
-    assert taken(of_another_release=value) == SIZES
-
-
 @pytest.mark.parametrize("name", [1, None, ("a", "b")])
 def test_a_name_may_be_no_text(name):
     for value in (10**5000, NESTED):

@@ -104,6 +104,14 @@ def load(folder):
     return wanted
 
 
+def change_place(folder, key, **fields):
+    """Have `.metadata` say another place of an entry; of the first one without a key."""
+    known = read(folder)
+    at = next(index for index in known.storage_data if key in (None, index.fqn))
+    known.storage_data[at] = dataclasses.replace(known.storage_data[at], **fields)
+    (folder / ".metadata").write_bytes(pickle.dumps(known))
+
+
 # -- .metadata ---------------------------------------------------------------------------------
 
 
@@ -255,16 +263,6 @@ def test_arguments_have_the_names_of_this_release(folder, one_rank):
     assert checkpointing.read_arguments(made.parent) == {"layernorm_epsilon": 1e-6}
 
 
-def test_a_common_file_that_names_a_command_is_refused_and_runs_nothing(folder, marker, one_rank):
-    from megatron.inference import load_model
-
-    made = folder()
-    torch.save({"args": Command(marker)}, made / "common.pt")
-    with pytest.raises(CheckpointError, match=r"\w+\.system"):
-        load_model.read_args(made)
-    assert not marker.exists()
-
-
 def test_the_environment_cannot_lift_the_restriction(monkeypatch, marker):
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     monkeypatch.delenv("TORCH_FORCE_WEIGHTS_ONLY_LOAD")
@@ -397,13 +395,8 @@ def test_no_tensor_of_a_shard_makes_torch_advise_to_load_it(folder, marker, tmp_
     made = folder()
     form(tmp_path / "payload", marker)
     payload = (tmp_path / "payload").read_bytes()
-    known = read(made)
-    at = next(index for index in known.storage_data if index.fqn == key)
-    place = known.storage_data[at]
     (made / "payload").write_bytes(payload)
-    fields = {"relative_path": "payload", "offset": 0, "length": len(payload)}
-    known.storage_data[at] = dataclasses.replace(place, **fields)
-    (made / ".metadata").write_bytes(pickle.dumps(known))
+    change_place(made, key, relative_path="payload", offset=0, length=len(payload))
     with pytest.raises(CheckpointError) as caught, unpickle.typed_errors():
         load(made)
     assert not [words for words in ADVICE if words in chain(caught.value)]
@@ -450,13 +443,10 @@ SHARDS = {  # entry, changes of its place, words of the refusal
 @pytest.mark.parametrize("kind", SHARDS)
 def test_an_entry_takes_no_more_memory_than_its_shard_has_bytes(folder, kind):
     made = folder()
-    known = read(made)
     make, changes, words = SHARDS[kind]
     (made / "payload").write_bytes(make())
-    at = next(index for index in known.storage_data if index.fqn == "weight")
-    place = {"relative_path": "payload", "offset": 0, "length": len(make())} | changes
-    known.storage_data[at] = dataclasses.replace(known.storage_data[at], **place)
-    (made / ".metadata").write_bytes(pickle.dumps(known))
+    place = {"relative_path": "payload", "offset": 0, "length": len(make())}
+    change_place(made, "weight", **place | changes)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(CheckpointError, match=words), unpickle.typed_errors():
         load(made)
@@ -502,10 +492,7 @@ def test_only_a_regular_file_is_read(folder, name, make):
 @pytest.mark.parametrize("name", ["../other", "/etc/passwd", "sub/file", ".."])
 def test_a_metadata_file_names_only_files_of_its_folder(folder, name):
     made = folder()
-    known = read(made)
-    first = next(iter(known.storage_data))
-    known.storage_data[first] = dataclasses.replace(known.storage_data[first], relative_path=name)
-    (made / ".metadata").write_bytes(pickle.dumps(known))
+    change_place(made, None, relative_path=name)
     with pytest.raises(CheckpointError, match=re.escape(f" {name}, ")):
         resume(made)
 

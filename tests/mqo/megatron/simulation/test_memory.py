@@ -42,14 +42,6 @@ def test_a_storage_counts_once_and_until_its_last_view_is_gone():
         assert alive(memory, watch) == {}
 
 
-def test_bytes_are_rounded_up_to_a_block():
-    memory, watch = watched()
-    with watch:
-        kept = [torch.empty(n) for n in (1, BLOCK, BLOCK + 1)]
-        assert alive(memory, watch) == {"temporary": (1 + 1 + 2) * ALIGNMENT}
-    assert kept
-
-
 def step(memory, function):
     """Run forward and backward of a function of a weight, as a step has it."""
     weight = torch.ones(BLOCK, requires_grad=True)
