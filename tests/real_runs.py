@@ -13,8 +13,6 @@ from mqo.quant.formats import ATTENTION, SITES
 from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
-# These runs' coverage serves the tests; of others it is not recorded, as it takes a process.
-MEASURED = {("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")}
 STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
 
 # A model so small that bf16 is quick on any machine, with two micro-batches a step.
@@ -24,6 +22,12 @@ TINY = (
     *("--seq-length", "64", "--max-position-embeddings", "64"),
     *("--global-batch-size", "8", "--train-samples", "48"),
 )
+
+# These runs' coverage serves the tests; of others it is not recorded, as it takes a process.
+MEASURED = {
+    ("llama32-1b", "FA_linear_mxfp8", ("flags", TINY)),
+    ("deepseek2_lite", "mxfp8", "tiny"),
+}
 
 # Every mode of the types that have scripts. The others are tested in a mode each, for all GEMMs.
 MODES = tables.expand_modes(tables.ALL)
