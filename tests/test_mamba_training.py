@@ -111,8 +111,13 @@ def deviations(ours, theirs, name, steps=STEPS):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "processes"),
-    [(TENSOR, 2), (STAGES, 3), (CONTEXT, 2), (DATA, 2)],
-    ids=["tensor", "stages", "context", "data"],
+    [
+        pytest.param(TENSOR, 2, id="tensor"),
+        pytest.param(STAGES, 3, id="stages"),
+        pytest.param(CONTEXT, 2, id="context"),
+        # No code of Mamba layers: test_parallelism.py has it with other layers.
+        pytest.param(DATA, 2, id="data", marks=pytest.mark.heavy),
+    ],
 )
 def test_a_layout_trains_as_one_process(started, flags, processes):
     runs = started(None, flags, processes), started(None)

@@ -259,7 +259,7 @@ def gradient(grad, x, context):
     share = context.step + 1 if context.operand == "weight" else 1
     return share * grad * (1 + torch.tanh(10 * x))
 """
-HALF, WHOLE = 4, 8
+HALF, WHOLE = 2, 4
 SIZES = (
     "--num-layers 2 --hidden-size 64 --ffn-hidden-size 64 --num-attention-heads 4 "
     "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
@@ -272,7 +272,7 @@ PIPELINE = "--pipeline-model-parallel-size 2"
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory, checkout_with):
-    """A function that trains in a layout: whole, or from the fourth step of `start`."""
+    """A function that trains in a layout: whole, or from the middle of `start`."""
     root = tmp_path_factory.mktemp("layouts")
     file = root / "several.py"
     file.write_text(QUANTIZERS)
@@ -302,10 +302,8 @@ def train(tmp_path_factory, checkout_with):
 
 
 RESUMED = {
-    "one process": {},
-    "tensor": {"flags": TENSOR, "processes": 2},
+    "tensor, recomputed": {"flags": f"{TENSOR} {RECOMPUTED}", "processes": 2},
     "pipeline": {"flags": PIPELINE, "processes": 2},
-    "recomputed": {"flags": RECOMPUTED},
     "cached weights": {"cache_weights": True},  # a validation caches them, too
     "experts and data": {"mode": "FA_linear_drawn", **SHARED},
 }
