@@ -14,7 +14,7 @@ from torch import nn
 
 from ..oracles.compared import documented
 from ..oracles.elements import E2M1, E4M3, nearest
-from .training import losses_of
+from .training import losses_of, normal
 
 FILE = Project.here().root / "tools/mqo/quant/recipes/ms_eden.py"
 F32 = np.float32
@@ -34,10 +34,6 @@ GRADIENTS = {
 @pytest.fixture(autouse=True)
 def ms_eden():
     load_quantizers(FILE)
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 # -- Algorithm 1, number by number, from the paper -------------------------------------------------
@@ -190,12 +186,6 @@ def test_its_squared_error_is_half_of_that_of_stochastic_rounding():
     stochastic = sqnr(x, QuantSpec("nvfp4", rounding="stochastic"), seed=0)
     assert 2.8 < sqnr(x, "ms_eden", seed=0) - stochastic < 3.3  # 3.0 dB are a half
     assert abs(sqnr(x, "ms_eden", seed=0) - sqnr(x, "nvfp4")) < 0.3
-
-
-def test_a_gain_of_093_has_less_error_than_others():
-    x = normal(256, 512)
-    errors = {g: -sqnr(x, QuantSpec("ms_eden", options={"gain": g}), seed=0) for g in (0.8, 1.0)}
-    assert min(errors.values()) > -sqnr(x, "ms_eden", seed=0) + 0.2
 
 
 # -- as a plugin -----------------------------------------------------------------------------------
