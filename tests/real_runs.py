@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from mqo.matrix import tables
 from mqo.quant.formats import ATTENTION, SITES
 from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
+
+from . import forking
 
 STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
 
@@ -94,6 +98,12 @@ def run(project, cell, *, coverage=False):
         if not coverage:
             patch.setattr(launch.coverage, "record", lambda *args: None)
         return RunFolder(Path(launch.run(project, cell, report=lambda text: None).run))
+
+
+def launched(*words, folder=None):
+    """What a launcher, `-m mqo` or a script, printed, and its exit code; programs are forked."""
+    command = forking.launcher(sys.executable, *words)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 def stats_of(run):

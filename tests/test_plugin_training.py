@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from mqo.errors import CheckpointError, RunError
@@ -21,8 +19,8 @@ from mqo.runs import TRAIN_LOSS, RunFolder
 pytest.importorskip("torch")
 import torch
 
-from . import forking, real_runs
-from .real_runs import EXPERTS, RECOMPUTED, STEPS, TINY, continued, losses, stats_of
+from . import real_runs
+from .real_runs import EXPERTS, RECOMPUTED, STEPS, TINY, continued, launched, losses, stats_of
 from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
@@ -63,8 +61,7 @@ SHARED = {
 
 
 def program(*words, folder):
-    command = forking.launcher(sys.executable, *words)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = launched(*words, folder=folder)
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done
 
