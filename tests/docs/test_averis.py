@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from mqo.project import Project
-from mqo.quant import QuantSpec, check_quantizer, fake_quantize, quantize_model, sqnr
+from mqo.quant import QuantSpec, check_quantizer, fake_quantize, quantize_model
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.stochastic import derive_seed, draws, split_seed
@@ -117,11 +117,6 @@ def rounded(x, site, operand, seed=0, **options):
     return list(zip(joined.chunk(len(alphas), AXES[site, operand]), alphas, strict=True))
 
 
-def value(terms):
-    """Return the sum of terms, float64."""
-    return sum(values.double() * alpha for values, alpha in terms)
-
-
 def assert_equal_bits(terms, expected):
     assert [alpha for _, alpha in terms] == [alpha for _, alpha in expected]
     for (ours, _), (values, _) in zip(terms, expected, strict=True):
@@ -175,37 +170,6 @@ def test_a_number_that_is_not_finite_makes_all_terms_nan(key, bad):
     x[3, 5] = bad
     for values, _ in rounded(x, *key):
         assert values.isnan().all()
-
-
-# -- what the terms are for ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("operand", ["x", "grad"])
-def test_all_gemms_have_the_same_mean(operand):
-    """Its blocks have features in wgrad as well, where those of the rest have tokens."""
-    x = data_of("means", 37, 40)
-    of_features = "fprop" if operand == "x" else "dgrad"
-    mean, in_wgrad = (rounded(x, site, operand, **NEAREST)[0] for site in (of_features, "wgrad"))
-    assert mean[0].equal(in_wgrad[0]) and mean[1] == in_wgrad[1]
-
-
-@pytest.mark.parametrize("key", SPLIT)
-def test_differences_of_tokens_are_as_exact_as_without_means(key):
-    noise = normal(256, 512)
-    x = noise + 30 * normal(512, seed=1)
-    rest = noise - noise.mean(0)
-    axis = AXES[key]
-
-    def decibels(result):
-        """The SQNR of the differences from the mean over tokens."""
-        own = result.double() - result.double().mean(0)
-        return (10 * ((rest**2).sum() / ((own - rest) ** 2).sum()).log10()).item()
-
-    ours = decibels(value(rounded(x, *key, **NEAREST)))
-    assert abs(ours - sqnr(rest, "nvfp4", axis=axis)) < 0.1
-    assert ours > 19.5
-    if axis == 1:  # blocks of tokens hold a single mean, so theirs are better
-        assert decibels(fake_quantize(x, "nvfp4", axis=axis)) < 0
 
 
 # -- the products of a layer -----------------------------------------------------------------------
@@ -291,15 +255,6 @@ def test_an_expert_may_have_no_token(dtype, rounding):
     y, of_x, of_weight = products(model, *(torch.empty(0, n, dtype=dtype) for n in (40, 24)))
     assert (y.shape, of_x.shape) == ((0, 24), (0, 40))
     assert of_weight.shape == (24, 40) and of_weight.eq(0).all()
-
-
-def test_an_expert_with_one_token_rounds_its_mean_alone():
-    x, grad, weight = tensors_of("normal", 1, 40, 24)
-    model, _ = layer_of(weight, **NEAREST)
-    y, _, of_weight = products(model, x, grad)
-    own, theirs = (fake_quantize(tensor, "nvfp4") for tensor in (x, grad))
-    torch.testing.assert_close(y, own @ fake_quantize(weight, "nvfp4").t())
-    torch.testing.assert_close(of_weight, theirs.t() @ own)
 
 
 # -- stochastic rounding ---------------------------------------------------------------------------
