@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,8 @@ from mqo.quant.formats import ATTENTION, SITES
 from mqo.recipes import recipe as recipes
 from mqo.runs import TRAIN_LOSS, VALID_LOSS, RunFolder
 
-# These runs' coverage serves the tests; of others it is not recorded, as it takes a process.
-MEASURED = {("llama32-1b", "FA_linear_mxfp8"), ("deepseek2_lite", "mxfp8")}
+from . import forking
+
 STEPS = ("--train-samples", "12", "--eval-iters", "1", "--eval-interval", "100")
 
 # A model so small that bf16 is quick on any machine, with two micro-batches a step.
@@ -24,6 +26,12 @@ TINY = (
     *("--seq-length", "64", "--max-position-embeddings", "64"),
     *("--global-batch-size", "8", "--train-samples", "48"),
 )
+
+# These runs' coverage serves the tests; of others it is not recorded, as it takes a process.
+MEASURED = {
+    ("llama32-1b", "FA_linear_mxfp8", ("flags", TINY)),
+    ("deepseek2_lite", "mxfp8", "tiny"),
+}
 
 # Every mode of the types that have scripts. The others are tested in a mode each, for all GEMMs.
 MODES = tables.expand_modes(tables.ALL)
@@ -90,6 +98,12 @@ def run(project, cell, *, coverage=False):
         if not coverage:
             patch.setattr(launch.coverage, "record", lambda *args: None)
         return RunFolder(Path(launch.run(project, cell, report=lambda text: None).run))
+
+
+def launched(*words, folder=None):
+    """What a launcher, `-m mqo` or a script, printed, and its exit code; programs are forked."""
+    command = forking.launcher(sys.executable, *words)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
 def stats_of(run):

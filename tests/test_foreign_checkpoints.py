@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,16 +14,16 @@ from mqo.launch.config import resolve
 from mqo.project import Project
 from torch.distributed.checkpoint import FileSystemReader
 
-from . import forking, real_runs
-from .real_runs import TINY
+from . import real_runs
+from .real_runs import TINY, launched
 
 pytestmark = pytest.mark.slow
 
 PROJECT = Project.here()
-TRAIN = [sys.executable, PROJECT.root / "script/train_config.py", "--model", "llama32-1b"]
+TRAIN = [PROJECT.root / "script/train_config.py", "--model", "llama32-1b"]
 TRAIN += ["--dataset", "wikipedia", "--quantization", "bf16", "--training-config", "tiny"]
 PTQ = PROJECT.tree / "examples/export/ptq_and_trtllm_export/text_generation_ptq.py"
-MQO = [sys.executable, "-m", "mqo"]
+MQO = ["-m", "mqo"]
 PROGRAMS = {
     "resume": lambda folder, out: [*TRAIN, "--runs", out, folder, "--", *TINY],
     "teacher": lambda folder, out: [*TRAIN, "--runs", out, "--teacher", folder, "--", *TINY],
@@ -33,7 +31,7 @@ PROGRAMS = {
     "generate": lambda folder, out: [*MQO, "generate", folder, "--prompt", "The", "--tokens", "2"],
     "convert": lambda folder, out: [*MQO, "convert", "megatron-to-hf", folder, out],
     "export": lambda folder, out: [
-        *(sys.executable, PTQ, "--load", folder, "--save", out, "--export-quant-cfg", "fp8"),
+        *(PTQ, "--load", folder, "--save", out, "--export-quant-cfg", "fp8"),
         *("--calib-size", "4", "--calib-length", "32"),
     ],
 }
@@ -110,8 +108,7 @@ def test_a_program_refuses_the_command_and_ends_in_one_paragraph(
     (iteration,) = folder.glob("iter_*")
     hide(iteration, Command(marker))
     seal(iteration)
-    command = forking.launcher(*PROGRAMS[program](folder, tmp_path / "out"))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = launched(*PROGRAMS[program](folder, tmp_path / "out"), folder=tmp_path)
     assert done.returncode != 0
     assert not marker.exists()
     assert "posix.system" in done.stderr
@@ -166,8 +163,7 @@ ALWAYS = {"eval": "beyond memory", "generate": "another kind", "convert": "anoth
 def test_a_program_refuses_arguments_in_one_paragraph(program, what, checkpoints, tmp_path):
     folder = with_arguments(checkpoints, tmp_path / "checkpoints", **WORST[what])
     before = listing(tmp_path)
-    command = forking.launcher(*PROGRAMS[program](folder, tmp_path / "out"))
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = launched(*PROGRAMS[program](folder, tmp_path / "out"), folder=tmp_path)
     assert done.returncode != 0
     assert "Traceback" not in done.stderr
     (said,) = [line for line in done.stderr.splitlines() if line.startswith("mqo: ")]
@@ -186,8 +182,7 @@ def test_an_evaluation_writes_nowhere_that_the_checkpoint_says(checkpoints, tmp_
     for folder in (checkpoints, foreign):
         words = ["eval", folder, "--tokens", "64", "--json"]
         words += ["--ignore-argument", "of_another_release"]
-        command = forking.launcher(*MQO, *words)
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        done = launched(*MQO, *words, folder=tmp_path)
         assert done.returncode == 0, done.stderr
         made.append(json.loads(done.stdout)["losses"][0]["loss"])
     assert made[0] == made[1]

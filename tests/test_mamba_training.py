@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("einops")
 
 from . import real_runs
-from .real_runs import SHORT_STEPS
+from .real_runs import SHORT_STEPS, continued
 from .vendored_tree import PROJECT as PROJECT
 
 # Its parts and their halves are blocks of 16 and squares of 16.
@@ -77,15 +77,15 @@ def train(tmp_path_factory, checkout_with):
 )
 def test_a_recipe_quantizes_the_projections_and_resumes_bit_for_bit(train, tmp_path, recipe):
     train = functools.partial(train, size=("nemotron-h-8b", (32, 5)))
-    whole = train(recipe, SHORT)
+    flags = f"{SHORT} --save-interval {STEPS // 2}"
+    whole = train(recipe, flags, checkpoint=tmp_path / "whole")
     losses = whole.read_metrics()[TRAIN_LOSS]
     assert len(losses) == STEPS and losses[-1][1] < losses[0][1]
     ran = {(r["layer"], r["site"]) for r in real_runs.stats_of(whole) if r["quant_type"] == recipe}
     assert {(layer, site) for layer in MAMBA for site in LINEAR} <= ran
-    checkpoint = {"checkpoint": tmp_path / "checkpoint"}
-    begun = train(recipe, f"{SHORT} --save-interval 3 --exit-interval 3", **checkpoint)
-    resumed = train(recipe, SHORT, **checkpoint)
-    assert losses == begun.read_metrics()[TRAIN_LOSS] + resumed.read_metrics()[TRAIN_LOSS]
+    folder = continued(tmp_path / "whole", STEPS // 2, tmp_path / "halfway")
+    resumed = train(recipe, flags, checkpoint=folder)
+    assert resumed.read_metrics()[TRAIN_LOSS] == losses[STEPS // 2 :]
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,13 @@ def deviations(ours, theirs, name, steps=STEPS):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "processes"),
-    [(TENSOR, 2), (STAGES, 3), (CONTEXT, 2), (DATA, 2)],
-    ids=["tensor", "stages", "context", "data"],
+    [
+        pytest.param(TENSOR, 2, id="tensor"),
+        pytest.param(STAGES, 3, id="stages"),
+        pytest.param(CONTEXT, 2, id="context"),
+        # No code of Mamba layers: test_parallelism.py has it with other layers.
+        pytest.param(DATA, 2, id="data", marks=pytest.mark.heavy),
+    ],
 )
 def test_a_layout_trains_as_one_process(started, flags, processes):
     runs = started(None, flags, processes), started(None)

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.slow
 
 VARIABLE = "MQO_CHECKOUTS"
 CHECKOUTS = [Path(path) for path in os.environ.get(VARIABLE, "").split(":") if path]
-# The last one is the release that is pinned: against itself it is compared only in heavy tests.
-PINNED = pytest.param("0.19.2", marks=pytest.mark.heavy)
-TREES = ["0.17.1", "0.18.2", PINNED, *(CHECKOUTS or [VARIABLE])]
+# The last one is the release that is pinned, and 0.18 has a choice of each of its neighbors.
+OTHERS = [pytest.param(name, marks=pytest.mark.heavy) for name in ("0.18.2", "0.19.2")]
+TREES = ["0.17.1", *OTHERS, *(CHECKOUTS or [VARIABLE])]
 PTQ = "examples/export/ptq_and_trtllm_export/text_generation_ptq.py"
 HYBRID = "megatron/core/models/hybrid"
 SERIES = Series.of_project(PROJECT)

@@ -20,9 +20,9 @@ from mqo.report.colors import colors
 from mqo.runs import RunFolder
 
 pytest.importorskip("torch")
-from . import forking, real_runs
+from . import real_runs
 from .mqo.own_format import FILE
-from .real_runs import SAVED_HALFWAY, TINY, losses, stats_of
+from .real_runs import SAVED_HALFWAY, TINY, launched, losses, stats_of
 from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
@@ -41,8 +41,7 @@ def trained(tmp_path_factory):
     own = ("--formats", "own.toml", "--gemms", "all")
     command = [PROJECT.root / "script/train_config.py", *names, "--quantization", "twin8", *own]
     command += ["--runs", "the runs", "--", *real_runs.STEPS, *TINY]
-    command = forking.launcher(sys.executable, *command)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = launched(*command, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     (folder / "own.toml").unlink()
     (run,) = (folder / "the runs").iterdir()
@@ -90,8 +89,7 @@ def test_a_report_shows_two_versions(trained, tmp_path):
     names = ("llama32-1b", "wikipedia", "twin8", "smoke")
     changed = resolve(*names, extra_flags=config.experiment.extra_flags, gemms="all")
     changed.write(RunFolder(other))
-    words = [sys.executable, "-m", "mqo", "report", trained.root, other, "-o", tmp_path / "page"]
-    done = subprocess.run([*map(str, words)], capture_output=True, text=True)
+    done = launched("-m", "mqo", "report", trained.root, other, "-o", tmp_path / "page")
     assert done.returncode == 0, done.stderr
     for run in (config, changed):
         assert run.quantization.name in done.stdout

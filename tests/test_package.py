@@ -135,6 +135,7 @@ def test_the_overlays_commands_work_without_torch_and_undo_what_they_did(install
     assert content(tree) == before
 
 
+@pytest.mark.heavy  # tests/mqo/overlay/verify/test_release.py has it without a wheel
 def test_verify_compiles_what_it_cannot_run(installed, tree):
     code, out, err = installed("mqo", "verify", "--tree", tree)
     assert code == 0, err + out

@@ -1,8 +1,6 @@
 """A whole performance test: real runs of a very small model."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from mqo.perf.trace import PARTS, REST
@@ -10,8 +8,7 @@ from mqo.quant.formats import SITES
 from mqo.runs import RunFolder
 
 pytest.importorskip("torch")
-from . import forking
-from .real_runs import TINY, losses
+from .real_runs import TINY, launched, losses
 from .vendored_tree import PROJECT as PROJECT
 
 pytestmark = pytest.mark.slow
@@ -24,8 +21,7 @@ def done(tmp_path_factory):
     """The command's folder, its exit code and its output."""
     folder = tmp_path_factory.mktemp("a test") / "perf"
     words = ("--model", "llama32-1b", "--mode", "FA_linear_mxfp8", "--training-config", "tiny")
-    command = [sys.executable, "-m", "mqo", "perf", *words, "--no-scaling", "-o", str(folder)]
-    ended = subprocess.run(forking.launcher(*command, "--", *TINY), capture_output=True, text=True)
+    ended = launched("-m", "mqo", "perf", *words, "--no-scaling", "-o", folder, "--", *TINY)
     assert (folder / "perf.json").exists(), ended.stdout + ended.stderr
     return folder, ended
 

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from mqo.errors import CheckpointError, RunError
@@ -21,8 +19,8 @@ from mqo.runs import TRAIN_LOSS, RunFolder
 pytest.importorskip("torch")
 import torch
 
-from . import forking, real_runs
-from .real_runs import EXPERTS, RECOMPUTED, STEPS, TINY, continued, losses, stats_of
+from . import real_runs
+from .real_runs import EXPERTS, RECOMPUTED, STEPS, TINY, continued, launched, losses, stats_of
 from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
@@ -63,8 +61,7 @@ SHARED = {
 
 
 def program(*words, folder):
-    command = forking.launcher(sys.executable, *words)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = launched(*words, folder=folder)
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
     return done
 
@@ -259,7 +256,7 @@ def gradient(grad, x, context):
     share = context.step + 1 if context.operand == "weight" else 1
     return share * grad * (1 + torch.tanh(10 * x))
 """
-HALF, WHOLE = 4, 8
+HALF, WHOLE = 2, 4
 SIZES = (
     "--num-layers 2 --hidden-size 64 --ffn-hidden-size 64 --num-attention-heads 4 "
     "--num-query-groups 2 --seq-length 64 --max-position-embeddings 64 --micro-batch-size 2 "
@@ -272,7 +269,7 @@ PIPELINE = "--pipeline-model-parallel-size 2"
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory, checkout_with):
-    """A function that trains in a layout: whole, or from the fourth step of `start`."""
+    """A function that trains in a layout: whole, or from the middle of `start`."""
     root = tmp_path_factory.mktemp("layouts")
     file = root / "several.py"
     file.write_text(QUANTIZERS)
@@ -302,10 +299,8 @@ def train(tmp_path_factory, checkout_with):
 
 
 RESUMED = {
-    "one process": {},
-    "tensor": {"flags": TENSOR, "processes": 2},
+    "tensor, recomputed": {"flags": f"{TENSOR} {RECOMPUTED}", "processes": 2},
     "pipeline": {"flags": PIPELINE, "processes": 2},
-    "recomputed": {"flags": RECOMPUTED},
     "cached weights": {"cache_weights": True},  # a validation caches them, too
     "experts and data": {"mode": "FA_linear_drawn", **SHARED},
 }

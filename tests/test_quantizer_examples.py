@@ -11,11 +11,12 @@ from mqo.recipes import recipe as recipes
 
 pytest.importorskip("torch")
 from . import real_runs
-from .real_runs import LAST, SAVED, continued, losses, stats_of
+from .real_runs import continued, losses, stats_of
 from .vendored_tree import PROJECT
 
 pytestmark = pytest.mark.slow
 
+LAST, SAVED = 4, 2
 FOLDER = PROJECT.root / "tools/mqo/quant/recipes"
 # Rows of [operands] apply to layers without a rule: those of QuEST.
 BLOCKS = ("averis", "ms_eden", "ue5m3", "four_over_six")

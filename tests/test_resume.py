@@ -118,7 +118,7 @@ def test_a_checkpoint_says_the_layout_that_a_run_on_gpus_keeps(train, start):
         return layout_of(planned.placement.layout, 8)
 
     assert kept(train(TWO + SHARDED)[0]) == Planned(8)
-    plain = start("bf16").checkpoints
+    plain = start("bf16", flags=TINY).checkpoints
     assert tracked(plain) > 0
     assert kept(plain) == Planned(8, sharded=False, overlap=False)
 
@@ -145,21 +145,16 @@ def test_another_layout_goes_on_alike(train, saved, layout):
 
 @pytest.mark.slow
 def test_cached_weights_and_a_schedule_go_on_from_a_checkpoint(start, tmp_path):
-    """Three steps, and three more in a new process, are six: the type changes at the fourth."""
-    rest = {
-        "cache_weights": True,
-        "schedule": ("linear: mxfp4 until 0.5, then mxfp8",),
-    }
-    whole = start("linear_mxfp4", flags=TINY, **rest)
+    """Two steps, and four more in a new process, are six: the type changes at the fourth."""
+    rest = {"cache_weights": True, "schedule": ("linear: mxfp4 until 0.5, then mxfp8",)}
+    rest["flags"] = (*TINY, "--save-interval", "2")
+    whole = start("linear_mxfp4", **rest)
     types = {(r["quant_type"], r["calls"]) for r in stats_of(whole) if r["site"] == "fprop"}
     # Two micro-batches a step, and two of evaluation at the end.
     assert types == {("mxfp4", 6), ("mxfp8", 6 + 2)}
-    rest |= {"checkpoint": tmp_path / "checkpoint"}
-    begun = start(
-        "linear_mxfp4", flags=(*TINY, "--save-interval", "2", "--exit-interval", "2"), **rest
-    )
-    resumed = start("linear_mxfp4", flags=TINY, **rest)
-    assert losses(begun)[0] + losses(resumed)[0] == losses(whole)[0]
+    folder = continued(whole.checkpoints, 2, tmp_path / "checkpoint")
+    resumed = start("linear_mxfp4", checkpoint=folder, **rest)
+    assert losses(resumed)[0] == losses(whole)[0][2:]
     assert "in the run that wrote the checkpoint" not in resumed.log.read_text()
 
 
@@ -220,8 +215,7 @@ def test_every_format_trains_all_linear_gemms_and_goes_on_bit_equal(
     start, tmp_path, model, quant_type
 ):
     own = {"model": model, "training": "tiny", "gemms": "all"}
-    sizes = ("--train-samples", "24", "--global-batch-size", "4")
-    whole = trained_in_two_parts(start, tmp_path, f"linear_{quant_type}", flags=sizes, **own)
+    whole = trained_in_two_parts(start, tmp_path, f"linear_{quant_type}", **own)
     ran = {(row["site"], row["quant_type"]) for row in stats_of(whole)}
     assert ran == {(site, quant_type) for site in ("fprop", "dgrad", "wgrad")}
 
@@ -238,9 +232,8 @@ def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, transfo
     mode, own = "mxfp8", {"gemms": "all", "attention_gemms": "all"}
     if transformed:
         mode, own = "bf16", {"recipe": real_runs.transformed_recipe(tmp_path, "stochastic")}
-    sizes = ("--train-samples", "24", "--global-batch-size", "4")
     own |= {"model": model, "training": "tiny"}
-    whole = trained_in_two_parts(start, tmp_path, mode, flags=sizes, **own)
+    whole = trained_in_two_parts(start, tmp_path, mode, **own)
     rows = stats_of(whole)
     ran = {(row["site"], row["quant_type"]) for row in rows if row["quant_type"] != "excluded"}
     assert ran == {(site, "mxfp8") for site in SITES}
@@ -251,14 +244,17 @@ def test_all_ten_sites_train_and_go_on_bit_equal(start, tmp_path, model, transfo
     assert len(calls) == 1
 
 
-def trained_in_two_parts(start, tmp_path, mode, flags, **own):
-    """A run that learned; another one that stopped and went on has its losses, to the bit."""
-    whole = start(mode, flags=flags, **own)
-    own |= {"checkpoint": tmp_path / "checkpoint"}
-    begun = start(mode, flags=(*flags, "--save-interval", "3", "--exit-interval", "3"), **own)
-    resumed = start(mode, flags=flags, **own)
+IN_PARTS = ("--train-samples", f"{4 * LAST}", "--global-batch-size", "4")
+IN_PARTS += ("--save-interval", f"{SAVED}")
+
+
+def trained_in_two_parts(start, tmp_path, mode, **own):
+    """A run that learned; what goes on from its checkpoint halfway has its losses, to the bit."""
+    whole = start(mode, flags=IN_PARTS, checkpoint=tmp_path / "whole", **own)
+    folder = continued(tmp_path / "whole", SAVED, tmp_path / "halfway")
     trained = losses(whole)[0]
-    assert losses(begun)[0] + losses(resumed)[0] == trained
+    assert [step for step, _ in trained] == list(range(1, LAST + 1))
+    assert losses(start(mode, flags=IN_PARTS, checkpoint=folder, **own))[0] == trained[SAVED:]
     assert trained[-1][1] < trained[0][1]
     return whole
 
@@ -270,8 +266,7 @@ def test_every_recipe_trains_and_goes_on_bit_equal(start, tmp_path, model, recip
     if (model, recipe) == ("deepseek2_lite", "quest"):
         pytest.skip("QuEST needs multiples of 128, and the small model has other sizes")
     own = {"model": model, "training": "tiny", "recipe": recipe}
-    sizes = ("--train-samples", "24", "--global-batch-size", "4")
-    whole = trained_in_two_parts(start, tmp_path, "bf16", flags=sizes, **own)
+    whole = trained_in_two_parts(start, tmp_path, "bf16", **own)
     types = {s: t for s, t in recipes.read(recipe).types.model_dump().items() if t != "none"}
     rows = [row for row in stats_of(whole) if row["quant_type"] != "excluded"]
     assert {row["site"] for row in rows} == set(types)
@@ -311,8 +306,7 @@ def test_layers_with_recipes_train_and_go_on_bit_equal(start, tmp_path, model):
     path = tmp_path / "layered.toml"
     path.write_text(LAYERED)
     own = {"model": model, "training": "tiny", "recipe": str(path)}
-    sizes = ("--train-samples", "24", "--global-batch-size", "4")
-    whole = trained_in_two_parts(start, tmp_path, "bf16", flags=sizes, **own)
+    whole = trained_in_two_parts(start, tmp_path, "bf16", **own)
     rows = stats_of(whole)
     assert {r["quant_type"] for r in rows if r["layer"] == "output_layer"} == {"excluded"}
     ran: dict[str, set] = {}

@@ -1,16 +1,14 @@
 """`mqo sensitivity` on a real run's checkpoint, and a training with the recipe that it writes."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 from mqo.launch.config import resolve
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
-from . import forking, real_runs
-from .real_runs import TINY
+from . import real_runs
+from .real_runs import TINY, launched
 
 pytestmark = pytest.mark.slow
 
@@ -24,8 +22,9 @@ def run(checkout_with, tmp_path_factory):
 
 
 def output(*words):
-    command = forking.launcher(sys.executable, "-m", "mqo", *words)
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    done = launched("-m", "mqo", *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_training_keeps_the_parts_that_changed_the_most(run, tmp_path):

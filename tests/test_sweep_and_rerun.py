@@ -3,8 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
-import sys
 
 import pytest
 from mqo.errors import DataError, RunError
@@ -15,8 +13,7 @@ from mqo.runs import TRAIN_LOSS, RunFolder
 from mqo.sweep.state import SweepFolder
 
 pytest.importorskip("torch")
-from . import forking
-from .real_runs import TINY, losses, run, stats_of, tracked
+from .real_runs import TINY, launched, losses, run, stats_of, tracked
 from .vendored_tree import PROJECT as PROJECT
 
 ROUNDED = """
@@ -36,10 +33,10 @@ def mine(x, context):
 def test_a_sweep_trains_each_value_of_an_option_and_goes_on_where_it_ended(tmp_path):
     file, folder = tmp_path / "mine.py", SweepFolder(tmp_path / "sweep")
     file.write_text(ROUNDED)
-    words = ("--models", "llama32-1b", "--datasets", "wikipedia", "--modes", "bf16,linear_mine")
-    words += ("--plugin", file, "--axis", "mine.bits=2,23", "-o", folder.root, "--", *TINY)
-    command = forking.launcher(sys.executable, "-m", "mqo", "sweep", *words)
-    done = subprocess.run(command, capture_output=True, text=True)
+    sweep = ("-m", "mqo", "sweep", "--models", "llama32-1b", "--datasets", "wikipedia")
+    sweep += ("--modes", "bf16,linear_mine", "--plugin", file, "--axis", "mine.bits=2,23")
+    sweep += ("-o", folder.root, "--", *TINY)
+    done = launched(*sweep)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 of 3 done" in done.stdout
     entries = folder.read()
@@ -52,7 +49,7 @@ def test_a_sweep_trains_each_value_of_an_option_and_goes_on_where_it_ended(tmp_p
     assert fine == plain
     assert len(plain[0]) == 6
     assert not list(folder.root.glob("*/checkpoints"))
-    again = subprocess.run(command, capture_output=True, text=True)
+    again = launched(*sweep)
     assert "3 of 3 runs are done already and skipped" in again.stdout
     assert folder.read() == entries
 

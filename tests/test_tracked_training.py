@@ -1,9 +1,6 @@
 """A sweep whose run is tracked while it trains for real, in MLflow's folder."""
 
 import io
-import os
-import subprocess
-import sys
 import tarfile
 
 import pytest
@@ -13,9 +10,8 @@ from mqo.sweep.state import SweepFolder
 
 pytest.importorskip("torch")
 pytest.importorskip("mlflow", reason="the extra `trackers` is not installed")
-from . import forking
 from .mqo.track.conftest import MlflowStore
-from .real_runs import TINY
+from .real_runs import TINY, launched
 from .vendored_tree import PROJECT as PROJECT
 
 pytestmark = pytest.mark.slow
@@ -27,9 +23,8 @@ def test_a_tracked_sweep_is_a_group_and_the_same_sweep_as_without(tmp_path, monk
     store, folder = MlflowStore(tmp_path), tmp_path / "a sweep"
     for name, value in store.variables.items():
         monkeypatch.setenv(name, value)
-    sweep = forking.launcher(sys.executable, "-m", "mqo", "sweep", *WORDS, "-o", folder)
-    command = [*sweep, "--tracker", "mlflow", "--", *TINY]
-    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+    sweep = ("-m", "mqo", "sweep", *WORDS, "-o", folder)
+    done = launched(*sweep, "--tracker", "mlflow", "--", *TINY)
     assert done.returncode == 0, done.stdout + done.stderr
     (entry,) = SweepFolder(folder).read()
     run = RunFolder(folder / entry.run)
@@ -44,5 +39,5 @@ def test_a_tracked_sweep_is_a_group_and_the_same_sweep_as_without(tmp_path, monk
     assert len(found.pictures) >= 1 and found.pictures[0].startswith(b"\x89PNG")
     # Nothing that decides the run names the tracker: without one it is done already.
     assert "mlflow" not in run.config.read_text() + " ".join(from_shell(run.command.read_text())[0])
-    again = subprocess.run([*sweep, "--", *TINY], capture_output=True, text=True)
+    again = launched(*sweep, "--", *TINY)
     assert "1 of 1 runs are done already and skipped" in again.stdout

@@ -12,7 +12,7 @@ from mqo.recipes import recipe as recipes
 pytest.importorskip("torch")
 from . import real_runs
 from .get_packages import ENGINE_WHEELS, ENGINES, ROOT
-from .real_runs import SAVED_HALFWAY, SHORT_STEPS, losses, stats_of
+from .real_runs import SAVED, SAVED_HALFWAY, SHORT_STEPS, continued, losses, stats_of
 from .vendored_tree import PROJECT as PROJECT
 
 NEWEST, *_, OLDEST = ENGINE_WHEELS
@@ -114,10 +114,8 @@ def test_latent_attention_and_experts(train):
 def test_a_run_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(train, tmp_path):
     mode, rest = CELLS["a recipe"]
     whole = train(mode, **rest)
-    halfway = ("--exit-interval", "3")
-    train(mode, flags=halfway, checkpoint=tmp_path, **rest)
-    again = train(mode, checkpoint=tmp_path, **rest)
-    assert losses(again)[0][-3:] == losses(whole)[0][-3:]
+    folder = continued(whole.checkpoints, SAVED, tmp_path)
+    assert losses(train(mode, checkpoint=folder, **rest))[0] == losses(whole)[0][SAVED:]
 
 
 # Upstream's layers of the engine expect a state of each, which local ones do not save.
@@ -131,23 +129,17 @@ LENIENT = ("--dist-ckpt-strictness", "ignore_all")
 def test_checkpoints_of_both_kinds_of_layers_are_one_anothers(train, tmp_path, first, then, flags):
     mode, rest = CELLS["a mode"]
     rest = rest | {"cache_weights": True}
-    halfway = ("--exit-interval", "3")
-    train(mode, first, flags=halfway, checkpoint=tmp_path, **rest)
-    steps, own = zip(
-        *losses(train(mode, then, checkpoint=tmp_path, flags=flags, **rest))[0], strict=True
-    )
-    assert steps == (4, 5, 6)
-    whole = [loss for _, loss in losses(train(mode, None, **rest))[0]]
-    assert own == pytest.approx(whole[3:], abs=CLOSE)
+    folder = continued(train(mode, first, **rest).checkpoints, SAVED, tmp_path)
+    run = train(mode, then, checkpoint=folder, flags=flags, **rest)
+    whole = losses(train(mode, None, **rest))[0]
+    assert losses(run)[0] == [(n, pytest.approx(loss, abs=CLOSE)) for n, loss in whole[SAVED:]]
 
 
 @pytest.mark.slow
-def test_a_checkpoint_is_evaluated_with_local_layers(train, vendored, tmp_path):
+def test_a_checkpoint_is_evaluated_with_local_layers(train, vendored):
     mode, rest = CELLS["a mode"]
-    train(mode, checkpoint=tmp_path, **rest)
-    (found,) = evaluation.evaluate(
-        vendored, [SavedModel.find(tmp_path)], [mode], evaluation.text(tokens=64 * 8)
-    )
+    saved = SavedModel.find(train(mode, **rest).checkpoints)
+    (found,) = evaluation.evaluate(vendored, [saved], [mode], evaluation.text(tokens=64 * 8))
     assert found.loss == pytest.approx(8.3, abs=0.1)
 
 

@@ -3,12 +3,10 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-from . import forking
+from .real_runs import launched
 from .vendored_tree import PROJECT
 
 torch = pytest.importorskip("torch")
@@ -54,8 +52,7 @@ def folder(tmp_path_factory):
 
 def mqo(folder, *words):
     """Run a command as a user does, and return its output."""
-    command = forking.launcher(sys.executable, "-m", "mqo", *words)
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    done = launched("-m", "mqo", *words, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -33,7 +33,7 @@ from megatron.inference.gpt.steps import with_steps
 from modelopt.torch import distill as mtd
 
 LAYERS, VOCABULARY, SEQUENCE, BATCH = 4, 96, 16, 8
-CUTS = (1, 2, 4, 8)
+CUTS = (1, 4)
 FOLDER, STAGES, TENSOR_RANKS, PROCESSES = Path(sys.argv[2]), *map(int, sys.argv[3:])
 DATA_RANKS = PROCESSES // STAGES // TENSOR_RANKS
 

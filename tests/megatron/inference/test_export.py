@@ -1,11 +1,18 @@
 """Exports of quantized models, read by an independent reader: the same logits, the same weights."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
+import torch
+from megatron.inference import export, ptq
+from modelopt.torch.quantization.nn import TensorQuantizer
 from mqo.launch.flags import architecture_flags
 from mqo.launch.hf_config import config_of
 from mqo.matrix.tables import Llama3Rope, Mla, Moe, Shape
+from mqo.megatron.run.errors import PtqError
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
 
 from .conftest import FLAGS, GROUPS, VOCABULARY
 from .hf_reference import input_of, layer_of, weight_of
@@ -58,8 +65,6 @@ LAYERS = {
 @pytest.fixture(scope="module")
 def quantized_as(make, tokens):
     """A function that gives a new model of a kind, quantized."""
-    import torch
-    from megatron.inference import ptq
 
     def build(kind, name):
         flags = architecture_flags(KINDS[kind], LENGTH)
@@ -76,8 +81,6 @@ def quantized_as(make, tokens):
 
 
 def exported(model, kind, folder):
-    from megatron.inference import export
-
     config = config_of(KINDS[kind], "fp32", LENGTH)
     export.write_json(folder / "config.json", config)
     export.export_hf(model, folder)
@@ -86,10 +89,6 @@ def exported(model, kind, folder):
 
 def exported_dequantized(model, kind, folder, dtype="fp32"):
     """The exported model, as plain transformers loads it."""
-    import torch
-    from megatron.inference import export
-    from transformers import AutoModelForCausalLM
-
     export.write_json(folder / "config.json", config_of(KINDS[kind], dtype, LENGTH))
     export.export_dequantized(model, folder)
     options = {"dtype": torch.float32, "attn_implementation": "eager", "output_loading_info": True}
@@ -106,8 +105,6 @@ CASES = [("llama", name) for name in FORMATS] + [("deepseek", name) for name in 
 def test_the_export_has_the_logits_of_the_quantized_model(
     quantized_as, tokens, tmp_path, kind, name
 ):
-    from megatron.inference import ptq
-
     model = quantized_as(kind, name)
     ours = ptq.logits(model, tokens[0][0])
     exported(model, kind, tmp_path)
@@ -122,10 +119,6 @@ def test_the_export_has_the_logits_of_the_quantized_model(
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_exported_layer_is_the_quantized_one(quantized_as, tokens, tmp_path, name):
     """With the same input: through the latents a value at an edge would reach all tokens."""
-    import torch
-    from megatron.inference import ptq
-    from safetensors.torch import load_file
-
     model, seen = quantized_as("deepseek", name), {}
 
     def note(path, inputs, output):
@@ -154,10 +147,6 @@ def test_plain_transformers_runs_the_dequantized_weights(
     quantized_as, tokens, tmp_path, kind, name
 ):
     """Against the quantized model with activations as they are: only weights can be exported."""
-    import torch
-    from megatron.inference import ptq
-    from modelopt.torch.quantization.nn import TensorQuantizer
-
     model = quantized_as(kind, name)
     loaded = exported_dequantized(model, kind, tmp_path)
     with torch.no_grad():
@@ -181,10 +170,6 @@ def test_plain_transformers_runs_the_dequantized_weights(
 def test_dequantized_weights_are_those_of_the_quantized_model_to_the_bit(
     quantized_as, tmp_path, name
 ):
-    import torch
-    from megatron.inference import export
-    from safetensors.torch import load_file
-
     model = quantized_as("llama", name)
     exported_dequantized(model, "llama", tmp_path)
     stored, compared = load_file(tmp_path / "model.safetensors"), 0
@@ -213,9 +198,6 @@ def test_dequantized_weights_are_those_of_the_quantized_model_to_the_bit(
 @pytest.mark.parametrize("name", EXACT)
 def test_dequantized_weights_are_what_the_packed_export_means(quantized_as, tmp_path, name):
     """By the independent reader."""
-    import torch
-    from safetensors.torch import load_file
-
     model, (packed, plain) = quantized_as("deepseek", name), (tmp_path / "a", tmp_path / "b")
     packed.mkdir()
     plain.mkdir()
@@ -236,8 +218,6 @@ def test_dequantized_weights_are_what_the_packed_export_means(quantized_as, tmp_
 
 
 def test_a_format_says_who_reads_it():
-    from megatron.inference import export, ptq
-
     assert export.READERS.keys() < ptq.FORMATS.keys()
     for name in ptq.FORMATS:
         assert "--dequantized" in export.advice(name)
@@ -261,11 +241,7 @@ def test_the_configuration_says_what_was_done(quantized_as, tmp_path):
 
 
 def test_the_fused_projection_is_cut_by_groups():
-    from types import SimpleNamespace
-
-    from megatron.inference.export import qkv_rows
-
-    rows = qkv_rows(SimpleNamespace(kv_channels=1, num_query_groups=2), 8)
+    rows = export.qkv_rows(SimpleNamespace(kv_channels=1, num_query_groups=2), 8)
     assert {name: part.tolist() for name, part in rows.items()} == {
         "q": [0, 1, 4, 5],
         "k": [2, 6],
@@ -276,9 +252,6 @@ def test_the_fused_projection_is_cut_by_groups():
 @pytest.mark.parametrize("name", ["int8", "int8_sq", "fp8", "fp8_pc_pt"])
 def test_tensorrt_llm_ranks_hold_their_own_heads(quantized_as, tmp_path, name):
     """The first of two ranks: the first group's queries, key and value, dequantized."""
-    from megatron.inference import export
-    from safetensors.torch import load_file
-
     model = quantized_as("llama", name)
     fused = model.decoder.layers[0].self_attention.linear_qkv
     expected = fused.weight_quantizer(fused.weight)[: 4 * 32]
@@ -305,9 +278,6 @@ def test_tensorrt_llm_ranks_hold_their_own_heads(quantized_as, tmp_path, name):
 
 @pytest.mark.parametrize(("name", "smooth"), [("int4", False), ("int4_awq", True)])
 def test_tensorrt_llm_is_told_whether_inputs_are_scaled(quantized_as, tmp_path, name, smooth):
-    from megatron.inference import export
-    from safetensors.torch import load_file
-
     export.export_tensorrt_llm(quantized_as("llama", name), tmp_path, 1)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["quantization"]["pre_quant_scale"] == smooth
@@ -317,9 +287,6 @@ def test_tensorrt_llm_is_told_whether_inputs_are_scaled(quantized_as, tmp_path, 
 
 
 def test_int4_blocks_that_ranks_would_cut_are_refused(quantized_as, tmp_path):
-    from megatron.inference import export
-    from mqo.megatron.run.errors import PtqError
-
     with pytest.raises(PtqError, match="--inference-tensor-parallel"):
         export.export_tensorrt_llm(quantized_as("llama", "int4_awq"), tmp_path, 2)
 
@@ -333,17 +300,11 @@ def test_int4_blocks_that_ranks_would_cut_are_refused(quantized_as, tmp_path):
     ],
 )
 def test_what_would_be_written_wrongly_is_refused(target, name, latent, reason):
-    from megatron.inference import export
-    from mqo.megatron.run.errors import PtqError
-
     with pytest.raises(PtqError, match=reason):
         export.check(target, name, None, latent)
     export.check("none", name, None, latent)
 
 
 def test_a_decoder_that_the_model_is_not_is_refused():
-    from megatron.inference import export
-    from mqo.megatron.run.errors import PtqError
-
     with pytest.raises(PtqError, match=r" deepseek, .*--decoder .*llama.*--decoder deepseek"):
         export.check("hf", "fp8", "llama", latent=True)

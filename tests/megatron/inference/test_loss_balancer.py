@@ -25,18 +25,6 @@ def total(balancer, of):
     return value.item(), {n: float(g or 0) for n, g in zip(of, grads, strict=True)}
 
 
-def test_the_distillation_losses_are_scaled_to_the_students_own():
-    value, grads = total(Balancer(), losses())
-    assert value == 8  # 4 + 2 * (4 / 2)
-    assert grads == {STUDENT: 1, LOGITS: 2}  # the factor is a constant
-
-
-def test_the_scale_weighs_the_distillation():
-    value, grads = total(Balancer(kd_loss_scale=0.5), losses())
-    assert value == 6
-    assert grads == {STUDENT: 1, LOGITS: 1}
-
-
 def test_the_mean_of_the_intermediate_losses_is_scaled_to_the_logits_and_they_count_once():
     of = losses(**{COSINE: 0.5, MSE: 7.5})
     value, grads = total(Balancer(skip_original_loss=True), of)

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 torch = pytest.importorskip("torch")
+from megatron.inference.load_model import SavedError, batches  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +29,6 @@ def test_every_token_but_the_first_is_predicted_once(program):
 
 
 def test_a_batch_holds_rows_of_one_length():
-    from megatron.inference.load_model import batches
-
     rows = [[0] * 5] * 5 + [[0] * 3]
     sizes = [[len(row) for row in batch] for batch in batches(rows, 2)]
     assert sizes == [[5, 5], [5, 5], [5], [3]]
@@ -52,8 +51,6 @@ def test_a_limit_is_of_predicted_tokens_and_reads_no_further(program):
 
 
 def test_a_token_that_the_model_does_not_have_is_named(program):
-    from megatron.inference.load_model import SavedError
-
     args = Namespace(padded_vocab_size=4)
     with pytest.raises(SavedError) as error:
         list(program.ids_of(args, program.Text("a text", [[1, 5]]), None))
@@ -64,15 +61,12 @@ def test_a_token_that_the_model_does_not_have_is_named(program):
 
 
 def test_a_text_shorter_than_a_window_is_refused(program, monkeypatch):
-    from megatron.inference import load_model
-
-    torch = pytest.importorskip("torch")
     model = Namespace(mqo_watched=True)
     monkeypatch.setattr(
         program.load_model, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1)
     )
     args = Namespace(padded_vocab_size=100, seq_length=8, micro_batch_size=2)
-    with pytest.raises(load_model.SavedError, match="a text holds 5 tokens") as caught:
+    with pytest.raises(SavedError, match="a text holds 5 tokens") as caught:
         program.measured(model, args, program.Text("a text", [range(5)]), None)
     assert caught.value.facts["expected"].startswith("at least 9")
     # As few as were asked for will do.
@@ -81,8 +75,6 @@ def test_a_text_shorter_than_a_window_is_refused(program, monkeypatch):
 
 
 def test_what_is_held_out_is_the_validation_split(program):
-    from megatron.inference.load_model import SavedError
-
     names = ("data_path", "data_args_path", "train_data_path", "valid_data_path")
     names += ("test_data_path", "per_split_data_args_path")
     args = Namespace(**dict.fromkeys(names), split="80,20,0")
@@ -97,7 +89,6 @@ def test_what_is_held_out_is_the_validation_split(program):
 
 
 def test_what_is_to_be_predicted_is_known_before_and_told_batch_by_batch(program, monkeypatch):
-    torch = pytest.importorskip("torch")
     monkeypatch.setattr(
         program.load_model, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1)
     )
@@ -109,8 +100,6 @@ def test_what_is_to_be_predicted_is_known_before_and_told_batch_by_batch(program
 
 
 def test_documents_are_text_without_their_ends_and_no_more_are_read(program, monkeypatch):
-    from megatron.inference.load_model import SavedError
-
     read = []
 
     def documents():

@@ -115,19 +115,6 @@ def test_a_dequantized_export_needs_transformers_alone(quantized, tmp_path):
     assert not hasattr(model.config, "quantization_config")
 
 
-@pytest.mark.heavy
-def test_a_quantized_checkpoint_is_refused(quantized):
-    place = quantized[1]
-    code, _, err = run(
-        "--load", place / "saved", "--save", place / "again", "--export-quant-cfg", "int8",
-        "--tokenizer-model", place / "hf", "--calib-dataset", place / "texts.txt",
-        "--calib-size", 2, "--calib-length", 16,
-    )  # fmt: skip
-    assert code == 2
-    assert f"{place / 'saved'} is already quantized. Expected: an unquantized one." in err
-    assert not (place / "again").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
