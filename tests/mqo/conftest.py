@@ -10,7 +10,7 @@ import pytest
 import typer
 from mqo import cli
 from mqo.data import preprocess
-from mqo.overlay import records, transaction
+from mqo.overlay import literals, records, transaction
 from mqo.overlay.records import Upstream
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree, sha256
@@ -133,6 +133,11 @@ class Mini:
         content = self.path(name).read_bytes()
         assert old in content
         self.path(name).write_bytes(content.replace(old, new))
+
+    def set_types(self, **types):
+        """Set quant types of the sites in the source."""
+        path = self.path("core/layers.py")
+        path.write_bytes(literals.write(path.read_bytes(), types))
 
     def change_patch(self, name, old, new):
         """Change an entry of the series."""

@@ -1,7 +1,5 @@
 """Files that a program would wait for are refused before it is started."""
 
-import os
-
 import pytest
 from mqo.errors import CheckpointError, ConvertError
 from mqo.launch.checkpoints import require_tracker
@@ -9,7 +7,7 @@ from mqo.launch.evaluation import text
 from mqo.launch.forward_pass import SavedModel
 from mqo.megatron.run.files import TRACKER
 
-ODD = (os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path))
+from ..odd_files import ODD
 
 
 @pytest.fixture

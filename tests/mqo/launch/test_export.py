@@ -13,7 +13,7 @@ from mqo.launch import export  # noqa: E402
 from mqo.launch.export import READERS  # noqa: E402
 
 from ...small_llama import small_llama  # noqa: E402
-from .test_hf_source import ODD  # noqa: E402
+from ..odd_files import ODD  # noqa: E402
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from mqo.launch import convert
 from mqo.launch.hf_tokenizer import FILES
 from mqo.megatron.run import isolated
 
+from ..odd_files import device, pipe
 from .test_convert import ARGS, checkpoint, hf, record, tree, write_tokenizer  # noqa: F401
 
 NESTED = 3_000_000
@@ -55,7 +56,7 @@ def test_no_file_of_a_tokenizer_leads_out_of_its_folder(
     assert name in refusal(convert.megatron_to_hf, checkpoint, tokenizer=folder)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("make", [pipe, device, os.mkdir])
 @pytest.mark.parametrize("name", ["merges.txt", "chat_template.jinja", "special_tokens_map.json"])
 def test_only_regular_files_of_a_tokenizer_are_copied(
     checkpoint,  # noqa: F811
@@ -127,7 +128,7 @@ def test_a_kind_of_model_that_names_its_own_code_is_refused(hf, refusal):  # noq
     refusal(convert.hf_to_megatron, hf)
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+@pytest.mark.parametrize("make", [pipe, device, os.mkdir])
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_only_regular_files_of_a_model_are_read(hf, refusal, name, make):  # noqa: F811
     (hf / name).unlink()

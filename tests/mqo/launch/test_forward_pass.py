@@ -55,19 +55,11 @@ def function(name="mine", options='{"gain": 2.0, "kind": "a"}'):
 
 
 @pytest.fixture
-def write(tmp_path):
-    """A function that writes a file of quantizers, which no test here may run."""
-    marker = tmp_path / "it ran"
-
-    def write(*functions, path="given/mine.py"):
-        file = tmp_path / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        head = f"open({str(marker)!r}, 'w')\nfrom mqo.quant import quantizer\n"
-        file.write_text(head + "".join(functions or [function()]))
-        return file
-
-    yield write
-    assert not marker.exists()
+def write(write_quantizers):
+    """A function that writes a file of quantizers: of `mine`, unless told otherwise."""
+    return lambda *functions, path="given/mine.py": write_quantizers(
+        *(functions or [function()]), path=path
+    )
 
 
 def rows_of(file, options="gain = 3.0", name="mine"):

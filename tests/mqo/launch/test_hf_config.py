@@ -11,23 +11,19 @@ from mqo.launch.hf_config import (
     shape_of_config,
 )
 from mqo.matrix import tables
-from mqo.matrix.tables import Shape
+
+from .conftest import published_shape
 
 MODELS = tuple(tables.script_models())
 
 
-def shape(model):
-    fields = {name: getattr(tables.models()[model], name) for name in Shape.model_fields}
-    return Shape(**fields)
-
-
 def config(model):
-    return config_of(shape(model), "bf16", 4096)
+    return config_of(published_shape(model), "bf16", 4096)
 
 
 def args(model):
     """What upstream's parser makes of the model's flags, as far as it is read here."""
-    of = shape(model)
+    of = published_shape(model)
     found = {
         "num_layers": of.num_layers,
         "hidden_size": of.hidden_size,
@@ -68,12 +64,12 @@ def args(model):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_shape_comes_back_from_its_config(model):
-    assert shape_of_config(config(model)) == shape(model)
+    assert shape_of_config(config(model)) == published_shape(model)
 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_shape_comes_back_from_its_arguments(model):
-    assert shape_of_args(args(model)) == shape(model)
+    assert shape_of_args(args(model)) == published_shape(model)
 
 
 def test_a_config_says_what_transformers_reads():
@@ -94,8 +90,8 @@ def test_transformers_takes_the_config(model, tmp_path):
     made = kind[config(model)["model_type"]](**config(model))
     made.save_pretrained(tmp_path)
     read = transformers.AutoConfig.from_pretrained(tmp_path).to_dict()
-    assert read["rope_parameters"]["rope_theta"] == shape(model).rotary_base
-    assert shape_of_config(read) == shape(model)
+    assert read["rope_parameters"]["rope_theta"] == published_shape(model).rotary_base
+    assert shape_of_config(read) == published_shape(model)
 
 
 def test_without_scaling_there_is_none():
@@ -149,7 +145,7 @@ ROPE = {"llama31-8b": "llama3", "deepseek2_lite": "yarn"}
 def test_a_key_of_the_scaling_is_read_or_refused(model, change, message, form):
     made = config(model)
     rope = made.pop("rope_scaling") | {"rope_theta": made["rope_theta"]}
-    assert shape_of_config(made | {form: rope}) == shape(model)
+    assert shape_of_config(made | {form: rope}) == published_shape(model)
     with pytest.raises(ConvertError, match=message):
         shape_of_config(made | {form: rope | change})
 
@@ -187,7 +183,7 @@ def test_a_key_that_is_not_known_is_refused_unless_it_is_null(model, change):
     with pytest.raises(ConvertError, match=name):
         shape_of_config(config(model) | change)
     if name != "model_type":
-        assert shape_of_config(config(model) | {name: None}) == shape(model)
+        assert shape_of_config(config(model) | {name: None}) == published_shape(model)
 
 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)

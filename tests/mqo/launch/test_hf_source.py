@@ -7,10 +7,11 @@ import pytest
 import torch
 from mqo.launch import ptq_source
 from mqo.launch.hf_config import config_of
-from mqo.matrix import tables
-from mqo.matrix.tables import Shape
 from mqo.project import Project
 from safetensors.torch import save_file
+
+from ..odd_files import ODD
+from .conftest import published_shape
 
 # Words of a command, around the folder and a new target.
 COMMANDS = {
@@ -59,11 +60,6 @@ def pickled(folder):
 KINDS = (fp8, fp8_by_config, compressed, own, missing_shard, pickled)
 
 
-def shape(model):
-    fields = {name: getattr(tables.models()[model], name) for name in Shape.model_fields}
-    return Shape(**fields)
-
-
 @pytest.fixture
 def source(tmp_path):
     """A function of a kind: a folder, and what its refusal says."""
@@ -72,7 +68,7 @@ def source(tmp_path):
         folder = tmp_path / "source"
         folder.mkdir()
         changes, said = kind(folder)
-        config = config_of(shape("llama31-8b"), "bf16", 4096)
+        config = config_of(published_shape("llama31-8b"), "bf16", 4096)
         (folder / "config.json").write_text(json.dumps(config | changes))
         return folder, said
 
@@ -109,21 +105,6 @@ def test_a_whole_folder_is_no_checkpoint_and_the_error_says_how_to_convert(
     folder, said = source(whole)
     code, _, err = command_line(*COMMANDS[command](folder, tmp_path / "made"))
     assert (code, said in " ".join(err.split())) == (2, True)
-
-
-def pipe(path):
-    os.mkfifo(path)
-
-
-def device(path):
-    path.symlink_to("/dev/zero")
-
-
-def circle(path):
-    path.symlink_to(path)
-
-
-ODD = (pipe, device, circle)
 
 
 @pytest.mark.parametrize("make", [*ODD, os.mkdir])

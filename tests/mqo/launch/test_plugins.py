@@ -21,7 +21,6 @@ from mqo.recipes import recipe as recipes
 from mqo.recipes.quantizers import declare_file
 from mqo.runs import RunFolder
 
-HEAD = "from mqo.quant import quantizer\n"
 OPTIONS = ', options={"on": True, "count": 3, "gain": 2.0, "kind": "a"}'
 
 
@@ -30,18 +29,11 @@ def function(name, rest=""):
 
 
 @pytest.fixture
-def write(tmp_path):
-    """A function that writes a file with quantizers, which no test here may run."""
-    marker = tmp_path / "it ran"
-
-    def write(*functions, name="mine.py", head=""):
-        path = tmp_path / "a folder" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"open({str(marker)!r}, 'w')\n{HEAD}{head}{''.join(functions)}")
-        return path
-
-    yield write
-    assert not marker.exists()
+def write(write_quantizers):
+    """A function that writes a file of quantizers into a folder."""
+    return lambda *functions, name="mine.py", head="": write_quantizers(
+        *functions, path=f"a folder/{name}", head=head
+    )
 
 
 @pytest.fixture

@@ -6,12 +6,10 @@ from mqo.launch.size import check_size
 from mqo.matrix import tables
 from mqo.megatron.run import isolated
 
+from .conftest import published_shape
+
 LARGE = 1 << 45
-FIELDS = tables.Shape.model_fields
-SHAPES = {
-    name: tables.Shape(**{field: getattr(model, field) for field in FIELDS})
-    for name, model in tables.models().items()
-}
+SHAPES = {name: published_shape(name) for name in tables.models()}
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import shutil
+import subprocess
 import zipfile
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from mqo.overlay.vendor import Pin
 from mqo.overlay.verify.release import verify
 from mqo.project import Project
 
-from ..conftest import CODEMOD, SERIES
+from ..conftest import CODEMOD, FILES, SERIES
 
 
 def wheel(files, *, record=None, extra=()):
@@ -49,6 +50,19 @@ def plain_git(monkeypatch):
     for role in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{role}_NAME", "a tester")
         monkeypatch.setenv(f"GIT_{role}_EMAIL", "tester@example.org")
+
+
+def git(root, *words):
+    """What `git` prints in a folder."""
+    command = ["git", "-C", root, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def commit_all(root, *options):
+    """Commit everything in a folder, which becomes a git work tree where it is none."""
+    git(root, "init", "-q", "-b", "main")
+    git(root, "add", "--all", "--force")
+    git(root, "commit", "-qm", "a commit", *options)
 
 
 # -- a project that verifies -------------------------------------------------------------------
@@ -98,12 +112,15 @@ version = "1.2.3"
 packages = ["megatron/core", "megatron/training"]
 pythons = ["3.11"]
 [helper]
-version = "1.2.3"
+version = "1.0.0"
 pythons = []
 source = "megatron/core/none.cpp"
 source_sha256 = ""
 [wheels]
 """
+
+
+WHEEL = "megatron_core-1.2.3-cp311-cp311-any.whl"
 
 
 def pin_text(wheels):
@@ -120,6 +137,9 @@ def release(version):
         GEMMS: "\n\n".join(["import os\n", *gemms]).encode(),
         PLAIN: b"import old_engine, new_engine\n\nstart = old_engine.start\n",
     }
+
+
+PIN = pin_text({WHEEL: wheel(FILES)})
 
 
 @dataclass

@@ -8,6 +8,9 @@ from mqo.overlay import against
 from mqo.overlay.pin import Pin
 from mqo.project import Project
 
+from .conftest import commit_all, git
+from .quant_types.lookalike import write
+
 HERE = Project.here()
 PIN = Pin.load(HERE.upstream_pin)
 EXPECTED = {
@@ -24,13 +27,6 @@ FORK = {
     "megatron/core/notes.txt": b"not compared\n",
     "pretrain.py": b"not compared\n",
 }
-
-
-def write(root, files):
-    for path, content in files.items():
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(content)
-    return root
 
 
 @pytest.fixture
@@ -91,15 +87,10 @@ def test_an_unknown_release_names_those_that_there_are(fork, name):
 
 @pytest.mark.usefixtures("plain_git")
 def test_a_tag_of_a_git_work_tree_is_compared(fork):
-    def git(*words):
-        subprocess.run(["git", "-C", fork, *words], check=True, capture_output=True)
-
-    git("init", "-q")
-    git("add", "--all")
-    git("commit", "-qm", "upstream")
-    git("tag", "core_v1")
+    commit_all(fork)
+    git(fork, "tag", "core_v1")
     write(fork, {"megatron/core/same.py": b"same = 2\n"})
-    git("commit", "-qam", "ours")
+    commit_all(fork)
     (diff,) = against.differences(fork, named(fork, "core_v1"))
     assert (diff.path, diff.added, diff.removed) == ("megatron/core/same.py", 1, 1)
     assert against.differences(fork, named(fork, "HEAD")) == []
@@ -117,8 +108,7 @@ def mqo(*words):
 @pytest.mark.usefixtures("plain_git")
 def test_a_git_work_tree_without_changes_hints_at_against(fork):
     write(fork, {"megatron/core/package_info.py": b"MAJOR = 0\nMINOR = 15\nPATCH = 0\n"})
-    for words in (("init", "-q"), ("add", "--all"), ("commit", "-qm", "a fork")):
-        subprocess.run(["git", "-C", fork, *words], check=True)
+    commit_all(fork)
     done = mqo("--tree", fork)
     assert (done.returncode, done.stderr) == (0, "")
     assert "--against" in done.stdout

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mqo.errors import DriftError, EditedError, OverlayError, UnknownNameError
-from mqo.overlay import literals
 from mqo.overlay.apply import (
     AlreadyApplied,
     AlreadyPristine,
@@ -16,28 +15,16 @@ from mqo.overlay.apply import (
 )
 from mqo.overlay.series import Series
 from mqo.overlay.status import status
-from mqo.overlay.tree import Tree
 from mqo.project import Project
 
-from ..conftest import FILES, materialize
+from ..conftest import FILES, contents, materialize
 
 CHANGED = 3  # files that the series of `mini` changes
 NAMES = ("ours", "quant_sites", "new_engine")
 
 
-def files_on_disk(tree):
-    """Every file outside mqo's own folder, with its bytes and mode."""
-    paths = [p for p in tree.root.rglob("*") if p.is_file() and tree.store not in p.parents]
-    return {p: (p.read_bytes(), p.stat().st_mode) for p in paths}
-
-
 def types(mini):
     return {literal.site: literal.value for _, literal in status(mini.tree, mini.series).types}
-
-
-def set_types(mini, **wanted):
-    path = mini.path("core/layers.py")
-    path.write_bytes(literals.write(path.read_bytes(), wanted))
 
 
 # -- there and back ----------------------------------------------------------------------------
@@ -51,21 +38,21 @@ def test_apply_writes_what_the_series_says_and_a_second_apply_nothing(mini):
     assert layers.count("custom_quant_type = 'none'") == 2
     assert mini.tree.read("megatron/training/loop.py") == b"def run():\n\tnew_engine.start(2)\n"
     assert mini.tree.read("megatron/core/plain.py") == FILES["megatron/core/plain.py"]
-    before = files_on_disk(mini.tree)
+    before = contents(mini.tree.root / "megatron")
     assert apply(mini.tree, mini.series) == AlreadyApplied(CHANGED)
-    assert files_on_disk(mini.tree) == before
+    assert contents(mini.tree.root / "megatron") == before
 
 
 def test_restore_gives_back_every_byte_and_mode(mini):
     mini.path("core/layers.py").chmod(0o755)
     mini.path("core/gadget.py").chmod(0o600)
-    before = files_on_disk(mini.tree)
+    before = contents(mini.tree.root / "megatron")
     apply(mini.tree, mini.series)
-    assert files_on_disk(mini.tree) != before
+    assert contents(mini.tree.root / "megatron") != before
     assert restore(mini.tree, mini.series) == Restored(CHANGED, NAMES)
     assert mini.tree.manifest() is None
     assert restore(mini.tree, mini.series) == AlreadyPristine()
-    assert files_on_disk(mini.tree) == before
+    assert contents(mini.tree.root / "megatron") == before
 
 
 # -- refusals: nothing is written --------------------------------------------------------------
@@ -75,11 +62,11 @@ def test_restore_gives_back_every_byte_and_mode(mini):
 def test_an_edited_file_is_shown_and_nothing_is_changed(patched, command):
     patched.change_patch("new_engine.py", '"new_engine"', '"newer_engine"')
     patched.path("core/layers.py").write_bytes(patched.path("core/layers.py").read_bytes() + b"#\n")
-    before = files_on_disk(patched.tree)
+    before = contents(patched.tree.root / "megatron")
     with pytest.raises(EditedError, match=r"core/layers\.py.*--force") as error:
         command(patched.tree, patched.series)
     assert "\n+#\n" in error.value.detail
-    assert files_on_disk(patched.tree) == before
+    assert contents(patched.tree.root / "megatron") == before
 
 
 @pytest.mark.parametrize("damage", ["edited", "deleted"])
@@ -136,20 +123,13 @@ def test_a_tree_of_another_version_is_refused_naming_both(tmp_path, mini):
         apply(tree, mini.series)
 
 
-@pytest.mark.parametrize("command", [apply, restore])
-def test_a_folder_without_a_tree_is_refused_and_left_as_it_is(tmp_path, mini, command):
-    with pytest.raises(OverlayError, match="`mqo vendor`"):
-        command(Tree(tmp_path / "nowhere"), mini.series)
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_restore_with_a_damaged_object_writes_nothing(patched):
     digest = patched.tree.manifest().files["megatron/training/loop.py"].pristine
     (patched.tree.store / "objects" / digest).write_bytes(b"damaged")
-    before = files_on_disk(patched.tree)
+    before = contents(patched.tree.root / "megatron")
     with pytest.raises(OverlayError, match="is missing or damaged"):
         restore(patched.tree, patched.series)
-    assert files_on_disk(patched.tree) == before
+    assert contents(patched.tree.root / "megatron") == before
 
 
 # -- a series that has changed -----------------------------------------------------------------
@@ -160,7 +140,7 @@ def replaced(patched):
     """A patched tree with quant types set, and a series that has changed since then: one file is
     patched otherwise, and one no more.
     """
-    set_types(patched, fprop="mxfp8")
+    patched.set_types(fprop="mxfp8")
     patched.change_patch("new_engine.py", '"new_engine"', '"newer_engine"')
     patched.change_patch(
         "new_engine.py", '("megatron/core/", "megatron/training/")', '("megatron/core/",)'
@@ -255,13 +235,13 @@ def elsewhere(mini, tmp_path):
 def test_our_files_are_placed_and_removed_again(elsewhere, mini, content):
     tree, series = elsewhere
     (mini.tree.root / "megatron/ours.py").write_bytes(content)
-    before = files_on_disk(tree)
+    before = contents(tree.root / "megatron")
     assert apply(tree, series) == Applied(CHANGED + 1, NAMES)
     assert tree.read("megatron/ours.py") == content
     assert apply(tree, series) == AlreadyApplied(CHANGED + 1)
     assert status(tree, series).clean
     restore(tree, series)
-    assert files_on_disk(tree) == before
+    assert contents(tree.root / "megatron") == before
 
 
 def test_folders_of_ours_are_gone_with_their_bytecode(elsewhere, mini):
@@ -309,7 +289,7 @@ def test_a_file_of_ours_that_upstream_has_too_is_not_placed(mini, tmp_path):
 
 
 def test_a_quant_type_is_no_edit(patched):
-    set_types(patched, fprop="mxfp4", dgrad="hifp8")
+    patched.set_types(fprop="mxfp4", dgrad="hifp8")
     assert patched.tree.edited_files() == []
     assert apply(patched.tree, patched.series) == AlreadyApplied(CHANGED)
     assert types(patched) == {"fprop": "mxfp4", "dgrad": "hifp8"}

@@ -8,9 +8,8 @@ from mqo.overlay.tree import sha256
 
 from ..conftest import FILES, contents
 from ..damage import attempt
-from .conftest import wheel
+from .conftest import PIN, WHEEL, wheel
 from .quant_types.lookalike import ATTENTION, LAYERS, attention, layers, write
-from .test_tables import PIN, WHEEL
 
 
 @pytest.fixture
@@ -63,20 +62,8 @@ def a_tree_of_ones_own(tmp_path, capsys):
     return run, place, [check, dry, ("--qk-quant", "mxfp8"), (*check, "--json"), ("--restore",)]
 
 
-KINDS = ("a_patched_tree", "a_wheel", "a_tree_of_ones_own")
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_tree_is_no_traceback_and_nothing_is_lost(kind, request):
-    assert try_trees(kind, request, range(6))
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("kind", KINDS)
-def test_none_of_many_damaged_trees_is_a_traceback_nor_lost(kind, request):
-    assert {0, 2} <= {code for code, _ in try_trees(kind, request, range(500))}
-
-
-def try_trees(kind, request, seeds):
-    """What `attempt` returns, of commands that change nothing when they fail."""
-    return attempt(*request.getfixturevalue(kind), seeds, look=contents)
+@pytest.mark.parametrize("seeds", [6, pytest.param(500, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize("kind", ["a_patched_tree", "a_wheel", "a_tree_of_ones_own"])
+def test_a_damaged_tree_is_no_traceback_and_nothing_is_lost(kind, seeds, request):
+    found = attempt(*request.getfixturevalue(kind), range(seeds), look=contents)
+    assert found and (seeds == 6 or {0, 2} <= {code for code, _ in found})

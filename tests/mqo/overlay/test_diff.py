@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 from mqo.errors import OverlayError, UnknownNameError
-from mqo.overlay import diff, literals
+from mqo.overlay import diff
 from mqo.overlay.apply import apply
 from mqo.overlay.diff import LOCAL, EntryDiff, entry_diffs, local_diffs, tree_diff
 from mqo.overlay.series import Series
@@ -59,7 +59,7 @@ def test_a_diff_turns_the_one_content_into_the_other(tmp_path, before, after):
 
 @needs_git
 def test_the_diff_of_a_whole_tree_turns_upstreams_source_into_it(tmp_path, patched):
-    set_type(patched)
+    patched.set_types(fprop="mxfp8")
     copy = materialize(tmp_path / "copy", FILES)
     git_apply(copy.root, tree_diff(patched.tree, patched.tree).encode())
     assert {p: copy.read(p) for p in FILES} == patched.bytes()
@@ -89,17 +89,12 @@ def test_an_entry_shows_its_own_change_and_none_of_the_others(mini):
 # -- what came after the series ----------------------------------------------------------------
 
 
-def set_type(mini):
-    path = mini.path("core/layers.py")
-    path.write_bytes(literals.write(path.read_bytes(), {"fprop": "mxfp8"}))
-
-
 def test_a_tree_as_it_was_applied_has_no_local_change(patched):
     assert local(patched) == {}
 
 
 def test_a_quant_type_and_hand_edits_are_local_changes(patched):
-    set_type(patched)
+    patched.set_types(fprop="mxfp8")
     patched.edit("core/gadget.py", b"Uses", b"Abuses")
     patched.edit("core/plain.py", b"42", b"43")
     changes = local(patched)
@@ -151,13 +146,13 @@ def test_of_everything_counts_alone_can_be_shown(patched):
 
 
 def test_a_named_entry_is_shown_alone(patched):
-    set_type(patched)
+    patched.set_types(fprop="mxfp8")
     text = report(patched, "new_engine")
     assert "custom_quant_type" not in text
 
 
 def test_local_changes_come_last(patched):
-    set_type(patched)
+    patched.set_types(fprop="mxfp8")
     text = report(patched)
     assert text.index("# changed since the series") > text.index("# new_engine (codemod)")
     assert text.index("+        custom_quant_type = 'mxfp8'") > text.index("# changed since")

@@ -305,21 +305,11 @@ def try_notes(table, note):
         shutil.rmtree(folder)
 
 
-def fuzz(examples):
+@pytest.mark.parametrize("examples", [50, pytest.param(2000, marks=pytest.mark.heavy)])
+def test_no_note_changes_what_lies_outside_of_the_tree(examples):
     health = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     some = settings(max_examples=examples, suppress_health_check=health, database=None)
-    return lambda function: some(given(JOURNALS | ANY | st.none(), NOTES | ANY)(function))
-
-
-@fuzz(50)
-def test_no_note_changes_what_lies_outside_of_the_tree(table, note):
-    try_notes(table, note)
-
-
-@pytest.mark.heavy
-@fuzz(2000)
-def test_none_of_many_notes_changes_what_lies_outside_of_the_tree(table, note):
-    try_notes(table, note)
+    some(given(JOURNALS | ANY | st.none(), NOTES | ANY)(try_notes))()
 
 
 def test_the_fuzzed_notes_are_not_all_refused(root):

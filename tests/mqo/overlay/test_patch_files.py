@@ -1,7 +1,6 @@
 import json
 import os
 import shutil
-import subprocess
 
 import pytest
 from mqo.errors import OverlayError, UnknownNameError
@@ -12,6 +11,7 @@ from mqo.overlay.series import Series
 from mqo.project import Project
 
 from ..conftest import FILES, materialize
+from .conftest import commit_all, git
 
 LAYERS = "megatron/core/layers.py"
 LATIN = b"# coding: latin-1\n# caf\xe9\x0c\n" + FILES[LAYERS]  # a file that a site patch edits
@@ -68,27 +68,19 @@ def pristine_copy(tree, root):
     for path in tree.upstream().files:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(tree.pristine(path))
-    subprocess.run(["git", "init", "-q", root], check=True)
+    git(root, "init", "-q")
     return root
 
 
 def git_apply(root, patches):
-    for patch in patches:
-        subprocess.run(["git", "apply", patch], cwd=root, check=True, capture_output=True)
+    git(root, "apply", *patches)
 
 
 def git_am(root, patches):
     """Commit upstream's files, then each patch: {subject: rest of the message}."""
-
-    def git(*words):
-        name = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
-        done = subprocess.run(["git", *name, *words], cwd=root, check=True, capture_output=True)
-        return done.stdout.decode()
-
-    git("add", "--force", ".")
-    git("commit", "-q", "-m", "upstream")
-    git("am", "--keep-cr", *map(str, patches))
-    messages = git("log", "--format=%s%x00%b%x01", f"-{len(patches)}").split("\x01")[:-1]
+    commit_all(root)
+    git(root, "am", "--keep-cr", *map(str, patches))
+    messages = git(root, "log", "--format=%s%x00%b%x01", f"-{len(patches)}").split("\x01")[:-1]
     return dict(message.strip().split("\0") for message in messages)
 
 

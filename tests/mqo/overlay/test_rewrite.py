@@ -1,3 +1,4 @@
+import re
 import textwrap
 
 import pytest
@@ -74,17 +75,6 @@ def test_an_ellipsis_does_not_take_the_arguments_before_it():
 def test_a_keyword_of_another_name_does_not_match():
     with pytest.raises(DriftError):
         replaced("g(a, beta=0.0)", "g(a, alpha=0.0)")
-
-
-def test_a_statement_can_be_a_pattern():
-    edit = InsertBefore("f", (Anchor("x = a + b"),), "log()\n")
-    assert rewritten("def f():\n    x=a  +  b\n", edit) == "def f():\n    log()\n    x=a  +  b\n"
-
-
-def test_the_block_around_all_anchors_can_be_the_module():
-    edit = InsertBefore("", (Anchor("not a", 2),), "log()\n")
-    source = "b = 1\nif not a:\n    c = 1\ndef f():\n    return not a\n"
-    assert rewritten(source, edit) == source.replace("if", "log()\nif")
 
 
 # -- counts and scopes -------------------------------------------------------------------------
@@ -170,69 +160,45 @@ def test_source_that_is_no_python_is_named():
 # -- insertion ---------------------------------------------------------------------------------
 
 
-def test_an_insertion_stands_before_the_statement_that_holds_the_anchor():
-    source = """\
-        def f(a):
-            first()
-            y = 1 + g(a)
-            return y
-        """
-    new = rewritten(source, InsertBefore("f", (Anchor("g(a)"),), "new = 1\nmore(new)\n"))
-    assert new == textwrap.dedent(
-        """\
-        def f(a):
-            first()
-            new = 1
-            more(new)
-            y = 1 + g(a)
-            return y
-        """
-    )
+# {case: (scope, patterns, source with NEW where the insertion is to stand)}
+INSERTIONS = {
+    "an expression: before its statement": (
+        *("f", ["g(a)"]),
+        "def f(a):\n    first()\n    NEW\n    y = 1 + g(a)\n    return y\n",
+    ),
+    "a statement": ("f", ["x = a + b"], "def f():\n    NEW\n    x=a  +  b\n"),
+    "comments stay above": (
+        *("f", ["g(a)"]),
+        "def f(a):\n    first()\n\n    # About g.\n    NEW\n    g(a)\n",
+    ),
+    "different branches: once, before the block around them all": (
+        *("f", ["g(a)", "g16(a)", "g32(a)"]),
+        "def f(a):\n    with context():\n        before()\n        NEW\n        if fused:\n"
+        "            if wide:\n                g32(a)\n            else:\n                g16(a)\n"
+        "        elif other:\n            x = g(a)\n        after()\n",
+    ),
+    "one branch: in it": (
+        *("f", ["h(a)", "g(a)"]),
+        "def f(a):\n    if x:\n        NEW\n        g(a)\n        h(a)\n    return a\n",
+    ),
+    "a condition: before the whole statement": (
+        *("f", ["g(a)"]),
+        "def f(a):\n    NEW\n    while g(a):\n        pass\n",
+    ),
+    "a branch on one line: before it": ("f", ["g(a)"], "def f(a):\n    NEW\n    if x: g(a)\n"),
+    "the module: before its first statement with an anchor": (
+        *("", ["g(a)", "not a"]),
+        "b = 1\nNEW\nif not a:\n    c = 1\ndef f():\n    return g(a)\n",
+    ),
+}
 
 
-def test_comments_above_the_anchor_stay_above_the_inserted_code():
-    source = "def f(a):\n    first()\n\n    # About g.\n    g(a)\n"
-    new = rewritten(source, InsertBefore("f", (Anchor("g(a)"),), "new = 1\n"))
-    assert new == "def f(a):\n    first()\n\n    # About g.\n    new = 1\n    g(a)\n"
-
-
-def test_forms_in_different_branches_get_one_insertion_in_the_block_around_them_all():
-    source = """\
-        def f(a):
-            with context():
-                before()
-                if fused:
-                    if wide:
-                        g32(a)
-                    else:
-                        g16(a)
-                elif other:
-                    x = g(a)
-                after()
-        """
-    forms = (Anchor("g(a)"), Anchor("g16(a)"), Anchor("g32(a)"))
-    new = rewritten(source, InsertBefore("f", forms, "new = 1\n"))
-    assert new == textwrap.dedent(source).replace(
-        "        if fused:", "        new = 1\n        if fused:"
-    )
-
-
-def test_forms_in_one_branch_are_enclosed_by_that_branch_alone():
-    source = "def f(a):\n    if x:\n        g(a)\n        h(a)\n    return a\n"
-    new = rewritten(source, InsertBefore("f", (Anchor("h(a)"), Anchor("g(a)")), "new = 1\n"))
-    assert new == source.replace("        g(a)", "        new = 1\n        g(a)")
-
-
-def test_an_anchor_in_a_condition_gets_its_insertion_before_the_whole_statement():
-    source = "def f(a):\n    while g(a):\n        pass\n"
-    new = rewritten(source, InsertBefore("f", (Anchor("g(a)"),), "new = 1\n"))
-    assert new == source.replace("    while", "    new = 1\n    while")
-
-
-def test_an_anchor_in_a_one_line_branch_gets_its_insertion_before_the_branch():
-    source = "def f(a):\n    if x: g(a)\n"
-    new = rewritten(source, InsertBefore("f", (Anchor("g(a)"),), "new = 1\n"))
-    assert new == "def f(a):\n    new = 1\n    if x: g(a)\n"
+@pytest.mark.parametrize(("scope", "patterns", "text"), INSERTIONS.values(), ids=INSERTIONS)
+def test_an_insertion_stands_before_the_block_that_holds_all_anchors(scope, patterns, text):
+    source = re.sub(" *NEW\n", "", text)
+    space = re.search("( *)NEW", text)[1]
+    edit = InsertBefore(scope, tuple(map(Anchor, patterns)), "new = 1\nmore(new)\n")
+    assert rewritten(source.encode(), edit) == text.replace("NEW", f"new = 1\n{space}more(new)")
 
 
 def test_insertions_at_one_place_keep_the_order_of_the_edits():
@@ -249,17 +215,11 @@ def test_inserted_code_is_not_searched_for_later_anchors():
     assert rewritten("def f(a):\n    g(a)\n", *edits) == "def f(a):\n    g(a)\n    HIT\n"
 
 
-def test_a_body_is_prepended_behind_its_docstring():
-    new = rewritten(
-        'def f():\n    """Words."""\n    x()\n', PrependBody("f", "if a:\n    return\n")
-    )
-    assert new == 'def f():\n    """Words."""\n    if a:\n        return\n    x()\n'
-
-
-def test_a_body_without_docstring_is_prepended_at_its_start():
-    assert rewritten("def f():\n    x()\n", PrependBody("f", "y()\n")) == (
-        "def f():\n    y()\n    x()\n"
-    )
+@pytest.mark.parametrize("docstring", ["", '    """Words."""\n'])
+def test_a_body_is_prepended_behind_its_docstring(docstring):
+    source = f"def f():\n{docstring}    x()\n"
+    new = rewritten(source.encode(), PrependBody("f", "if a:\n    return\n"))
+    assert new == f"def f():\n{docstring}    if a:\n        return\n    x()\n"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-import pytest
-from mqo.errors import OverlayError
 from mqo.overlay.apply import apply, restore
 from mqo.overlay.status import status
 
@@ -73,13 +71,6 @@ def test_a_pristine_file_of_a_patched_tree_makes_its_entry_incomplete(patched):
 def test_a_restored_tree_reads_as_one_that_was_never_patched(patched):
     restore(patched.tree, patched.series)
     assert set(states(patched).values()) == {"not applied"}
-
-
-def test_a_tree_that_holds_nothing_is_an_error(tmp_path, mini):
-    from mqo.overlay.tree import Tree
-
-    with pytest.raises(OverlayError, match="`mqo vendor`"):
-        status(Tree(tmp_path / "nowhere"), mini.series)
 
 
 def test_a_release_that_the_series_was_not_verified_on_is_named(patched, mqo):

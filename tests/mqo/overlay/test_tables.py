@@ -21,23 +21,8 @@ from mqo.overlay.tree import sha256
 from mqo.project import Project
 
 from ..conftest import CODEMOD, FILES, SERIES, SITES, MiniProject, contents, make_mini, refused
-from .conftest import wheel
+from .conftest import PIN, WHEEL, wheel
 
-WHEEL = "megatron_core-1.2.3-cp311-cp311-any.whl"
-PIN = f"""schema = 1
-version = "1.2.3"
-packages = ["megatron/core", "megatron/training"]
-pythons = ["3.11"]
-
-[helper]
-version = "1.0.0"
-pythons = []
-source = "megatron/core/none.cpp"
-source_sha256 = ""
-
-[wheels]
-"{WHEEL}" = "{sha256(wheel(FILES))}"
-"""
 COMMANDS = (["status"], ["apply"], ["apply", "new_engine"], ["restore"], ["diff"])
 
 
@@ -280,8 +265,6 @@ VALUES = st.recursive(
 )
 KEYS = st.sampled_from(["schema", "name", "kind", "files", "requires", "entry", "more", "helper.x"])
 
-KINDS = ["value", "value", "value", "drop", "twice", "key", "cut", "text"]
-
 
 @st.composite
 def edited(draw, good):
@@ -348,33 +331,22 @@ def try_table(file, table, *commands):
         shutil.rmtree(folder)
 
 
-def fuzz(examples, good):
+def fuzz(examples, good, file, *commands):
     health = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
     some = settings(max_examples=examples, suppress_health_check=health, database=None)
-    return lambda function: some(given(tables(good))(function))
+    some(given(tables(good))(lambda table: try_table(file, table, *commands)))()
 
 
-SERIES_COMMANDS = (["status"], ["apply"], ["restore"])
-PIN_COMMANDS = (["status"], ["vendor", "--force", "--from", "{folder}/" + WHEEL])
+EXAMPLES = pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.heavy)])
 
 
-@fuzz(40, SERIES.lstrip())
-def test_no_series_is_a_traceback_or_half_applied(table):
-    try_table("patches/series.toml", table, *SERIES_COMMANDS)
+@EXAMPLES
+def test_no_series_is_a_traceback_or_half_applied(examples):
+    commands = (["status"], ["apply"], ["restore"])
+    fuzz(examples, SERIES.lstrip(), "patches/series.toml", *commands)
 
 
-@fuzz(40, PIN)
-def test_no_pin_is_a_traceback_or_half_vendored(table):
-    try_table("Megatron-LM/UPSTREAM.toml", table, *PIN_COMMANDS)
-
-
-@pytest.mark.heavy
-@fuzz(1000, SERIES.lstrip())
-def test_none_of_many_series_is_a_traceback_or_half_applied(table):
-    try_table("patches/series.toml", table, *SERIES_COMMANDS)
-
-
-@pytest.mark.heavy
-@fuzz(1000, PIN)
-def test_none_of_many_pins_is_a_traceback_or_half_vendored(table):
-    try_table("Megatron-LM/UPSTREAM.toml", table, *PIN_COMMANDS)
+@EXAMPLES
+def test_no_pin_is_a_traceback_or_half_vendored(examples):
+    commands = (["status"], ["vendor", "--force", "--from", "{folder}/" + WHEEL])
+    fuzz(examples, PIN, "Megatron-LM/UPSTREAM.toml", *commands)

@@ -124,6 +124,19 @@ def runs(tmp_path):
     return make
 
 
+def contrast(one, two):
+    """WCAG 2's contrast of two colors #rrggbb, of which it asks 3 for graphics."""
+    return (max(luminance(one), luminance(two)) + 0.05) / (
+        min(luminance(one), luminance(two)) + 0.05
+    )
+
+
+def luminance(color):
+    parts = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
 def only(runs):
     """The one comparison of the runs."""
     (group,) = compare(collect([runs.root])[0])[0]

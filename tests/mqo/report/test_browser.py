@@ -3,13 +3,21 @@
 import pytest
 from mqo.report.collect import collect
 from mqo.report.compare import compare
-from mqo.report.folder import write
+from mqo.report.page import page
 
 from .conftest import make_run
 
 pytest.importorskip("plotly")
 MODES = ("bf16", "FA_linear_mxfp8", "mxfp4")
 CURVE = "document.querySelector('[data-kind=loss]').data.find(t => t.meta !== 'band')"
+
+
+def page_of(root):
+    """The address of the page of a folder of runs; test_page.py writes a whole report."""
+    found, left_out = collect([root])
+    groups, _ = compare(found)
+    (root / "index.html").write_text(page(groups, left_out, "2026-11-21"), encoding="utf-8")
+    return (root / "index.html").as_uri()
 
 
 @pytest.fixture(scope="module")
@@ -19,10 +27,7 @@ def report(tmp_path_factory):
         for n, mode in enumerate(MODES):
             make_run(root / f"{mode} {seed}", mode, seed=seed, loss=6 + n / 50 + seed / 100)
     make_run(root / "a failed one", "mxfp4").result.unlink()
-    found, left_out = collect([root])
-    groups, _ = compare(found)
-    write(groups, left_out, root / "report")
-    return (root / "report" / "index.html").as_uri()
+    return page_of(root)
 
 
 @pytest.fixture
@@ -58,16 +63,12 @@ def visible(page, kind):
     return found
 
 
-def test_each_mode_has_a_curve_and_a_band_of_two_edges(open_page):
+def test_curves_have_bands_hide_by_a_click_in_the_legend_and_zoom_together(open_page):
     page = open_page()
     names = {"bf16 (unquantized)", *MODES[1:]}
     assert set(visible(page, "loss")) == set(visible(page, "valid")) == names
     assert set(visible(page, "difference")) == set(MODES[1:])
     assert page.locator("[data-kind=loss] .scatterlayer .trace").count() == 9
-
-
-def test_a_click_in_the_legend_hides_a_mode_in_all_plots_and_another_shows_it(open_page):
-    page = open_page()
     button = page.locator(".legend button[data-variant=mxfp4]")
     for shown in (False, True):
         button.click()
@@ -79,17 +80,26 @@ def test_a_click_in_the_legend_hides_a_mode_in_all_plots_and_another_shows_it(op
             "n => document.querySelectorAll('[data-kind=loss] .scatterlayer .trace').length === n",
             arg=9 if shown else 6,
         )
+    page.locator("[data-kind=loss]").hover()
+    bar = page.locator("[data-kind=loss] .modebar-group").first
+    bar.wait_for()
+    assert bar.evaluate("bar => getComputedStyle(bar).backgroundColor") == "rgba(0, 0, 0, 0)"
+    page.evaluate(
+        "Plotly.relayout(document.querySelector('[data-kind=loss]'), {'xaxis.range': [10, 20]})"
+    )
+    for kind in ("difference", "valid"):
+        page.wait_for_function(
+            f"String(document.querySelector('[data-kind={kind}]').layout.xaxis.range) === '10,20'"
+        )
 
 
 def test_a_ninth_curve_takes_the_place_of_the_one_shown_longest(browser, tmp_path):
     modes = [f"{family}{kind}" for kind in ("mxfp8", "mxfp4", "hifp8") for family in ("", "FA_")]
     modes += ["nvfp4", "linear_nvfp4", "FA_nvfp4"]
     for mode in ("bf16", *modes):
-        make_run(tmp_path / "runs" / mode, mode)
-    groups, _ = compare(collect([tmp_path / "runs"])[0])
-    write(groups, [], tmp_path / "report")
+        make_run(tmp_path / mode, mode)
     page = browser.new_page()
-    page.goto((tmp_path / "report" / "index.html").as_uri())
+    page.goto(page_of(tmp_path))
     page.wait_for_selector("html[data-ready]")
     before = [name for name, there in visible(page, "loss").items() if there]
     hidden = next(mode for mode in modes if mode not in before)
@@ -100,26 +110,25 @@ def test_a_ninth_curve_takes_the_place_of_the_one_shown_longest(browser, tmp_pat
     assert page.locator(".legend button[aria-pressed=true]").count() == 8
 
 
-def test_plots_zoom_together(open_page):
-    page = open_page()
-    page.evaluate(
-        "Plotly.relayout(document.querySelector('[data-kind=loss]'), {'xaxis.range': [10, 20]})"
-    )
-    for kind in ("difference", "valid"):
-        page.wait_for_function(
-            f"String(document.querySelector('[data-kind={kind}]').layout.xaxis.range) === '10,20'"
-        )
-
-
 @pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_makes_the_page_scroll_sideways(open_page, width):
+def test_details_open_by_a_click_and_make_no_page_scroll_sideways(open_page, width):
     page = open_page(width)
     for summary in (".origins > details > summary", "details.diff > summary"):
         page.locator(summary).first.click()
-    page.wait_for_selector("details.diff pre")
+    text = page.locator("details.diff pre").first
+    text.wait_for()
+    assert "+custom_quant_type = " in text.inner_text()
+    assert page.locator("details.diff h4").all_inner_texts() == ["Quant sites", "Added files"]
+    page.locator("details.operands > summary").click()
+    page.wait_for_selector(".map .heatmaplayer image")
+    assert page.locator(".maps figcaption").all_inner_texts() == ["fprop.x underflow"]
+    page.locator("details.operands select").select_option("mxfp4")
+    page.wait_for_selector(".map .heatmaplayer image")
     assert page.evaluate("document.documentElement.scrollWidth") == width
     boxes = page.evaluate("[...document.querySelectorAll('.scroll')].map(b => b.clientWidth)")
     assert all(box <= width for box in boxes)
+    page.locator("details.diff details summary", has_text="megatron/ours.py").click()
+    page.wait_for_function("document.body.innerText.includes('<script>alert')")
 
 
 @pytest.fixture(scope="module")
@@ -134,9 +143,7 @@ def wide_report(tmp_path_factory):
             if rest:
                 options = "block = 64\nscale_rule = 'rceil'\n[layers]\nexclude = ['output_layer']\n"
                 folder.quant_config.write_text(f"[quantizer]\n{options}")
-    groups, _ = compare(collect([root])[0])
-    write(groups, [], root / "report")
-    return (root / "report" / "index.html").as_uri()
+    return page_of(root)
 
 
 @pytest.mark.parametrize("width", [400, 800, 1280])
@@ -156,15 +163,7 @@ def test_tables_are_whole_or_scroll_in_their_own_box(browser, wide_report, width
     page.close()
 
 
-def test_the_mode_bar_does_not_hide_curves(open_page):
-    page = open_page()
-    page.locator("[data-kind=loss]").hover()
-    bar = page.locator("[data-kind=loss] .modebar-group").first
-    bar.wait_for()
-    assert bar.evaluate("bar => getComputedStyle(bar).backgroundColor") == "rgba(0, 0, 0, 0)"
-
-
-def test_a_dark_scheme_makes_page_and_curves_dark_and_back(open_page):
+def test_a_dark_scheme_makes_page_and_curves_dark_and_back_and_prints_light(open_page):
     page = open_page()
     colors = f"[getComputedStyle(document.body).backgroundColor, {CURVE}.line.color]"
     light = page.evaluate(colors)
@@ -173,39 +172,11 @@ def test_a_dark_scheme_makes_page_and_curves_dark_and_back(open_page):
     dark = page.evaluate(colors)
     assert sum(map(int, light[0].strip("rgb()").split(","))) > 3 * 200
     assert sum(map(int, dark[0].strip("rgb()").split(","))) < 3 * 60
-    page.emulate_media(color_scheme="light")
-    page.wait_for_function(f"String({colors}[1]) === {light[1]!r}")
-
-
-def test_maps_of_operands_are_drawn_for_the_mode_that_is_selected(open_page):
-    page = open_page(390)
-    page.locator("details.operands > summary").click()
-    page.wait_for_selector(".map .heatmaplayer image")
-    assert page.locator(".maps figcaption").all_inner_texts() == ["fprop.x underflow"]
-    page.locator("details.operands select").select_option("mxfp4")
-    page.wait_for_selector(".map .heatmaplayer image")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-
-
-def test_a_runs_diff_is_a_click_away(open_page):
-    page = open_page()
-    page.locator(".origins > details > summary").first.click()
-    page.locator("details.diff > summary").first.click()
-    text = page.locator("details.diff pre").first
-    text.wait_for()
-    assert "+custom_quant_type = " in text.inner_text()
-    assert page.locator("details.diff h4").all_inner_texts() == ["Quant sites", "Added files"]
-    page.locator("details.diff details summary", has_text="megatron/ours.py").click()
-    page.wait_for_function("document.body.innerText.includes('<script>alert')")
-
-
-def test_a_printed_page_has_light_curves(open_page):
-    page = open_page(scheme="dark")
-    script = f"{CURVE}.line.color"
-    dark = page.evaluate(script)
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.wait_for_function(f"{script} !== {dark!r}")
+    page.wait_for_function(f"String({colors}[1]) === {light[1]!r}")
     width = "document.querySelector('[data-kind=loss] svg').getBoundingClientRect().width"
     page.wait_for_function(f"{width} === 620")
     page.evaluate("dispatchEvent(new Event('afterprint'))")
-    page.wait_for_function(f"{script} === {dark!r} && {width} > 800")
+    page.wait_for_function(f"String({colors}[1]) === {dark[1]!r} && {width} > 800")
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function(f"String({colors}[1]) === {light[1]!r}")

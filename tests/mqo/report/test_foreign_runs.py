@@ -8,6 +8,7 @@ import pytest
 from mqo.report.collect import collect
 from mqo.runs import RunFolder
 
+from ..odd_files import ODD
 from .conftest import make_run
 
 FILES = ("config", "result", "metrics", "environment", "quant_config", "command", "quant_stats")
@@ -36,23 +37,11 @@ def report(command_line, runs, out):
     return (out / "index.html").read_text(encoding="utf-8")
 
 
-def pipe(path):
-    os.mkfifo(path)
-
-
-def endless(path):
-    path.symlink_to("/dev/zero")
-
-
-def circle(path):
-    path.symlink_to(path)
-
-
 def nested(path):
     path.write_text("[" * 100_000)
 
 
-@pytest.mark.parametrize("make", [pipe, endless, circle, nested, os.mkdir])
+@pytest.mark.parametrize("make", [*ODD, nested, os.mkdir])
 @pytest.mark.parametrize("name", FILES)
 def test_no_file_of_a_run_holds_a_report_up(runs, name, make):
     path = getattr(make_run(runs / "odd", "mxfp4", steps=20), name)

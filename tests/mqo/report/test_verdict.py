@@ -105,12 +105,9 @@ def test_a_mode_that_diverged_is_never_taken(runs, loss):
     assert "its gap is not finite" in found.reasons[1]
 
 
-def test_without_bf16_or_without_another_mode_nothing_is_chosen(runs):
-    runs("one", "mxfp4")
-    assert only(runs).verdict.choice is None
-    assert "no unquantized run" in only(runs).verdict.doubts[0]
-
-
-def test_bf16_alone_chooses_nothing(runs):
-    runs("one")
-    assert only(runs).verdict.choice is None
+@pytest.mark.parametrize(("mode", "doubts"), [("mxfp4", 1), ("bf16", 0)])
+def test_without_bf16_or_without_another_mode_nothing_is_chosen(runs, mode, doubts):
+    runs("one", mode)
+    found = only(runs).verdict
+    assert found.choice is None
+    assert sum("no unquantized run" in doubt for doubt in found.doubts) == doubts

@@ -2,15 +2,15 @@
 
 import json
 import re
-import sys
 
 import pytest
-from mqo.errors import SetupError
 from mqo.launch.config import Cluster, resolve
 from mqo.scale.memory import CONTEXT
 from mqo.simulate.facts import RankFacts
 from mqo.simulate.page import COLORS, page
 from mqo.simulate.result import Simulation
+
+from ..report.conftest import contrast
 
 GIB = 1 << 30
 SIZES = {kind: (n + 1) * GIB for n, kind in enumerate(COLORS)}
@@ -98,14 +98,7 @@ def test_the_page_is_one_file_and_names_are_no_markup(html):
 
 @pytest.mark.parametrize(("column", "paper"), [(0, "#ffffff"), (1, "#1b1f24")])
 def test_kinds_stand_out_from_the_page(column, paper):
-    def luminance(color):
-        parts = [int(color[n : n + 2], 16) / 255 for n in (1, 3, 5)]
-        parts = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return sum(p * w for p, w in zip(parts, (0.2126, 0.7152, 0.0722), strict=True))
-
-    for pair in COLORS.values():
-        low, high = sorted(map(luminance, (pair[column], paper)))
-        assert (high + 0.05) / (low + 0.05) >= 3
+    assert all(contrast(pair[column], paper) >= 3 for pair in COLORS.values())
 
 
 def test_the_picture_is_drawn_and_fits_a_phone(browser, tmp_path):
@@ -116,9 +109,3 @@ def test_the_picture_is_drawn_and_fits_a_phone(browser, tmp_path):
     tab.wait_for_selector("html[data-ready]", state="attached")
     assert tab.locator(".plot .fills path").count() == 2 * len(COLORS)
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400
-
-
-def test_without_plotly_the_error_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "plotly.offline", None)
-    with pytest.raises(SetupError, match=r"plotly is missing.*\[report\]"):
-        page(simulation())

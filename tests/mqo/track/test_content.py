@@ -9,6 +9,7 @@ from mqo.errors import RunError
 from mqo.runs import SWEEP, MetricsTail
 from mqo.track import content
 
+from ..odd_files import ODD
 from .conftest import INPUTS, make_run
 
 
@@ -62,48 +63,37 @@ def test_values_are_numbers_alone(tmp_path):
     assert list(content.values(MetricsTail(file).rows())) == [(3, "a", float("inf"))]
 
 
-def pipe(path, secret):
-    os.mkfifo(path)
-
-
-def device(path, secret):
-    path.symlink_to("/dev/zero")
-
-
-def link_outside(path, secret):
-    path.symlink_to(secret)
-
-
-def circle(path, secret):
-    path.symlink_to(path)
-
-
-def huge(path, secret):
+def huge(path):
     path.touch()
     os.truncate(path, 1 << 40)
+
+
+def link_outside(path):
+    secret = path.parent.with_name("secret")
+    secret.write_text("secret")
+    path.symlink_to(secret)
 
 
 SENT = ("quant_config", "overlay_diff", "environment", "command", "coverage", "coverage_table")
 LEFT = ("result", "failure", "quant_stats", "implementation", "device")
 
 
-@pytest.mark.parametrize("make", [pipe, device, link_outside, circle, huge, None])
+@pytest.mark.parametrize("make", [*ODD, link_outside, huge, None])
 @pytest.mark.parametrize("name", [*SENT, *LEFT])
 def test_only_regular_files_of_the_run_are_sent(tmp_path, name, make):
     run = make_run(tmp_path / "one")
-    (tmp_path / "secret").write_text("secret")
     path = getattr(run, name)
     path.unlink(missing_ok=True)
     if make is None:
         assert path not in (*content.inputs(run, tmp_path), *content.results(run))
         return
-    make(path, tmp_path / "secret")
+    make(path)
     with pytest.raises(RunError, match=path.name):
         content.inputs(run, tmp_path) if name in SENT else content.results(run)
 
 
 def test_a_huge_file_of_the_source_is_not_packed(tmp_path):
     run = make_run(tmp_path / "one")
-    huge(run.source / "pretrain_gpt.py", None)
+    huge(run.source / "pretrain_gpt.py")
     with pytest.raises(RunError, match="pretrain_gpt"):
         content.pack(run.source, tmp_path / "archive")

@@ -7,10 +7,11 @@ from mqo.launch.families.nemotron_h import LEAST_STEP, NEMOTRON_H
 from mqo.launch.hf_config import config_of, notes_on, shape_of_args, shape_of_config
 from mqo.launch.published_args import check_published
 from mqo.matrix import tables
-from mqo.matrix.tables import Shape
+
+from ..conftest import published_shape
 
 MODEL = tables.models()["nemotron-h-8b"]
-SHAPE = Shape(**{name: getattr(MODEL, name) for name in Shape.model_fields})
+SHAPE = published_shape("nemotron-h-8b")
 # Keys that older files have in addition to those that are written.
 OLDER = {
     "attention_head_dim": 128,

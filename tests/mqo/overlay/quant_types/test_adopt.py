@@ -1,6 +1,7 @@
 """Forks whose hand-made sites are replaced: releases with sites in words of our own."""
 
 import ast
+import functools
 import subprocess
 
 import pytest
@@ -17,6 +18,9 @@ from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import release
 from mqo.project import Project
+
+from ...conftest import contents
+from ..conftest import commit_all
 
 PROJECT = Project.here()
 WHOLE = Series.of_project(PROJECT)
@@ -67,10 +71,15 @@ def by_hand(content, target, quant_type):
     return "".join(lines).encode()
 
 
+@functools.cache
+def files_of(version):
+    return release(Pin.load(PROJECT.upstream_pin), version, PROJECT.cache, print)
+
+
 @pytest.fixture(params=["0.19.2"])
 def files(request):
     """{path: content} of a release."""
-    return release(Pin.load(PROJECT.upstream_pin), request.param, PROJECT.cache, print)
+    return files_of(request.param)
 
 
 @pytest.fixture
@@ -86,33 +95,28 @@ def fork(files, tmp_path):
         for path, content in changed.items():
             (root / path).parent.mkdir(parents=True, exist_ok=True)
             (root / path).write_bytes(content)
-        for words in (["init", "-q", "-b", "own"], ["add", "-Af"], ["commit", "-qm", "all"]):
-            subprocess.run(["git", "-C", root, *words], check=True)
+        commit_all(root)
         return root
 
     return make
+
+
+def sources(root):
+    return contents(root / "megatron")
 
 
 def types(root):
     return {state.site.name: state.type for state in modifier.check(root).sites}
 
 
-def contents(root):
-    return {
-        path.relative_to(root): path.read_bytes()
-        for path in root.rglob("*")
-        if path.is_file() and not {".git", ".mqo"} & {*path.parts}
-    }
-
-
 @RELEASES
 def test_sites_are_replaced_with_their_types_and_come_back_byte_for_byte(files, fork):
     root = fork()
-    before = contents(root)
+    before = sources(root)
     plan = planned(Tree(root), SERIES)
     assert plan.types == TYPES
     assert plan.contents == {path: files[path] for path in (LAYERS, ATTENTION)}
-    assert contents(root) == before
+    assert sources(root) == before
     outcome = adopt(Tree(root), SERIES)
     assert types(root) == TYPES
     assert all(state.site.bound for state in modifier.check(root).sites)
@@ -120,14 +124,14 @@ def test_sites_are_replaced_with_their_types_and_come_back_byte_for_byte(files, 
     overlay.restore(Tree(root), SERIES)
     for words in outcome.undo[1:]:
         subprocess.run(words, shell=True, check=True, capture_output=True)
-    assert contents(root) == before
+    assert sources(root) == before
     assert planned(Tree(root), SERIES).types == TYPES
 
 
 def test_the_command_shows_what_it_does_and_does_it_with_yes(fork, capsys, monkeypatch):
     monkeypatch.setattr(command, "patch_series", lambda: SERIES)
     root = fork()
-    before = contents(root)
+    before = sources(root)
 
     def run(*words):
         with pytest.raises(SystemExit) as ended:
@@ -138,7 +142,7 @@ def test_the_command_shows_what_it_does_and_does_it_with_yes(fork, capsys, monke
     shown = run()
     assert f"{LAYERS}\n" in shown
     assert "fprop  mxfp8" in shown
-    assert contents(root) == before
+    assert sources(root) == before
     assert f"branch -D {BRANCH}" in run("--yes")
     assert types(root) == TYPES
 
@@ -153,7 +157,7 @@ def with_copy(files, extra=""):
     return {LAYERS: f"{text.replace(f'{LINEAR}.apply', 'Made.apply')}\n\n{sited}".encode()}
 
 
-@RELEASES
+@pytest.mark.parametrize("files", ["0.14.0", "0.19.2"], indirect=True)
 def test_a_copy_of_the_class_is_replaced(fork):
     root = fork(with_copy)
     adopt(Tree(root), SERIES)
@@ -163,11 +167,11 @@ def test_a_copy_of_the_class_is_replaced(fork):
 
 def test_a_copy_that_differs_elsewhere_is_refused_with_the_difference(fork):
     root = fork(lambda files: with_copy(files, "output = output + 0\n        "))
-    before = contents(root)
+    before = sources(root)
     with pytest.raises(OverlayError, match=rf"layers\.py:\d+ Made .*{LINEAR}") as error:
         adopt(Tree(root), SERIES)
     assert "+        output = output + 0" in error.value.detail
-    assert contents(root) == before
+    assert sources(root) == before
 
 
 def test_a_changed_file_a_patched_tree_and_an_earlier_adoption_are_refused(fork):
@@ -185,20 +189,26 @@ def test_a_changed_file_a_patched_tree_and_an_earlier_adoption_are_refused(fork)
         adopt(Tree(root), SERIES)
 
 
-@pytest.mark.parametrize("module, name", [(overlay, "apply"), (modifier, "modify")])
-@pytest.mark.parametrize("error", [OverlayError("no space"), KeyboardInterrupt()], ids=type)
+@pytest.mark.parametrize(
+    ("module", "name", "error"),
+    [
+        (overlay, "apply", OverlayError("no space")),
+        (modifier, "modify", KeyboardInterrupt()),
+    ],
+    ids=["apply", "modify"],
+)
 def test_a_step_that_fails_leaves_the_tree_and_its_branch(fork, monkeypatch, module, name, error):
     def fail(*words):
         raise error
 
     root = fork()
-    before = contents(root)
+    before = sources(root)
     monkeypatch.setattr(module, name, fail)
     with pytest.raises(type(error)):
         adopt(Tree(root), SERIES)
-    assert contents(root) == before
-    assert git(root, "for-each-ref", "--format=%(refname:short)") == b"own\n"
-    assert git(root, "rev-parse", "--abbrev-ref", "HEAD") == b"own\n"
+    assert sources(root) == before
+    assert git(root, "for-each-ref", "--format=%(refname:short)") == b"main\n"
+    assert git(root, "rev-parse", "--abbrev-ref", "HEAD") == b"main\n"
     assert git(root, "status", "--porcelain") == b""
 
 

@@ -1,7 +1,6 @@
 """Hand-made sites that are taken out of a file, and those that are refused."""
 
 import ast
-import subprocess
 
 import pytest
 from mqo.errors import OverlayError
@@ -9,6 +8,7 @@ from mqo.overlay.quant_types.by_hand import files_by_hand, plain
 from mqo.overlay.quant_types.sites import ATTENTION, LAYERS
 from mqo.overlay.tree import Tree
 
+from ..conftest import commit_all
 from . import lookalike
 
 BARE = """\
@@ -177,7 +177,6 @@ def test_only_what_head_holds_is_made_by_hand(tmp_path):
     release = {"megatron/core/package_info.py": "MAJOR = 0\nMINOR = 19\nPATCH = 2\n"}
     files = {LAYERS: lookalike.layers(), ATTENTION: "x = 1\n"} | release
     lookalike.write(tmp_path, files)
-    for words in (["init", "-q"], ["add", "-Af"], ["commit", "-qm", "all"]):
-        subprocess.run(["git", "-C", tmp_path, *words], check=True)
+    commit_all(tmp_path)
     (tmp_path / ATTENTION).write_text(lookalike.attention())
     assert files_by_hand(Tree(tmp_path)) == [LAYERS]

@@ -48,11 +48,6 @@ def test_the_pinned_release_by_default(run, here):
     assert "verifying 1.2.3" in err
 
 
-def test_every_pinned_release_oldest_first(run, here):
-    code, out, _ = run("--all")
-    assert (code, releases(out)) == (0, ["1.1", "1.2"])
-
-
 def test_the_releases_that_are_named_each_once(run, here):
     code, out, _ = run("--version", "1.2.3", "--version", "1.1.0", "--version", "1.2.3")
     assert (code, releases(out)) == (0, ["1.2", "1.1"])
@@ -82,20 +77,14 @@ def test_a_release_that_is_not_green_is_exit_code_1_and_the_others_are_tried(run
     assert "1.1.0: 1.1.0 is outside `supported`" in out
 
 
-def test_a_wheel_that_cannot_be_had_is_exit_code_2_and_the_others_are_tried(run, here):
-    here.drop_wheel("1.1.0")
-    code, out, _ = run("--all")
-    assert code == 2
-    assert forward_row(out) == ["?", "run"]
-    assert "\nNOT green: 1.1.0\n" in out
-    assert "1.1.0: pip could not download megatron-core==1.1.0" in out
-
-
 def test_an_error_weighs_more_than_a_release_that_is_not_green(run, here):
     here.drop_wheel("1.1.0")
     here.change("patches/quant_sites.py", "left @ right", "left @ rights")
     code, out, _ = run("--all")
     assert code == 2
+    assert forward_row(out) == ["?", "?"]
+    assert "\nNOT green: 1.1.0, 1.2.3\n" in out
+    assert "1.1.0: pip could not download megatron-core==1.1.0" in out
     assert "1.2.3: quant_sites drifted: " in out
 
 
@@ -171,19 +160,12 @@ def test_trees_and_releases_are_tried_together(run, here, tmp_path):
     for version in ("1.0.0", "1.3.0"):
         materialize(tmp_path / version, release(version), version=version)
     words = ["--tree", str(tmp_path / "1.0.0"), "--tree", str(tmp_path / "1.3.0")]
-    assert releases(run(*words)[1]) == ["1.0", "1.3"]
     assert releases(run("--all", *words)[1]) == ["1.1", "1.2", "1.0", "1.3"]
-    assert releases(run("--version", "1.1.0", *words)[1]) == ["1.1", "1.0", "1.3"]
+    assert releases(run("--version", "1.1.0", *words[:2])[1]) == ["1.1", "1.0"]
 
 
 def test_a_tree_that_is_none_is_an_error_before_anything_is_tried(run, here, tmp_path):
     code, out, err = run("--all", "--tree", str(tmp_path))
-    assert (code, out) == (2, "")
-    assert "verifying" not in err
-
-
-def test_a_folder_without_megatron_is_an_error(run, here, tmp_path):
-    code, out, err = run("--tree", str(tmp_path))
     assert (code, out) == (2, "")
     assert err == (
         f"mqo: {tmp_path} holds no vendored Megatron. Expected: megatron/core and "

@@ -25,14 +25,6 @@ def red(result, *words):
 ALL = {"ours": ("applied", 1), "quant_sites": ("applied", 1), "new_engine": ("applied", 1)}
 
 
-@pytest.mark.parametrize("version", ["1.1.0", "1.2.3"])
-def test_a_release_on_which_everything_holds_is_green(trial, version):
-    result = trial.verify(version)
-    assert outcomes(result) == ALL
-    assert (result.version, result.forward, result.faults) == (version, "run", ())
-    assert result.green
-
-
 def test_an_entry_that_finds_nothing_or_is_for_other_releases_is_not_needed(trial):
     trial.put_wheel("1.2.3", {**release("1.2.3"), PLAIN: b"answer = 42\n"})
     trial.change("patches/series.toml", 'upstream = ">=1"', 'upstream = ">=1.3"')
@@ -42,13 +34,16 @@ def test_an_entry_that_finds_nothing_or_is_for_other_releases_is_not_needed(tria
     assert result.green
 
 
-def test_the_trees_of_the_project_stay_as_they_are(trial):
+def test_a_release_on_which_everything_holds_is_green_and_the_project_stays_as_it_is(trial):
     def files():
         paths = trial.project.root.rglob("*")
         return {path: path.read_bytes() for path in paths if path.is_file()}
 
     before = files()
-    trial.verify()
+    result = trial.verify()
+    assert outcomes(result) == ALL
+    assert (result.version, result.forward, result.faults) == ("1.2.3", "run", ())
+    assert result.green
     assert {p: c for p, c in files().items() if "__pycache__" not in p.parts} == before
 
 
@@ -99,44 +94,12 @@ def test_a_release_outside_the_supported_range_is_tried_and_not_green(trial):
 # -- source ------------------------------------------------------------------------------------
 
 
-def test_a_patch_that_makes_a_file_not_compile_is_red(trial):
-    trial.change(SITE_PATCH, 'code = f"', 'code = f"break\\n')
-    red(trial.verify(), f"{GEMMS} does not compile", "'break' outside loop")
-
-
 def test_a_patch_that_uses_a_name_which_the_release_does_not_have_is_red(trial):
     trial.change(SITE_PATCH, "custom_quant_type)", "custom_quant_type, weight)")
     red(trial.verify(), f"{GEMMS} uses weight once patched, without binding it")
 
 
 # -- restore -----------------------------------------------------------------------------------
-
-
-def after_apply(monkeypatch, change):
-    """Let `change` do something to the tree once it is patched."""
-    apply = module.apply
-
-    def apply_and_change(tree, series):
-        apply(tree, series)
-        change(tree)
-
-    monkeypatch.setattr(module, "apply", apply_and_change)
-
-
-def test_a_file_that_restore_leaves_behind_is_red(trial, monkeypatch):
-    after_apply(monkeypatch, lambda tree: (tree.root / "megatron/core/more.py").write_text(""))
-    red(trial.verify(), "megatron/core/more.py remains after restore")
-
-
-def test_a_restore_that_gives_back_other_bytes_is_red(trial, monkeypatch):
-    restore = module.restore
-
-    def restore_and_change(tree, series):
-        restore(tree, series)
-        (tree.root / PLAIN).write_bytes(b"start = old_engine.start\n")
-
-    monkeypatch.setattr(module, "restore", restore_and_change)
-    red(trial.verify(), f"{PLAIN} differs from the wheel's after restore")
 
 
 def test_a_restore_that_does_nothing_is_red(trial, monkeypatch):
@@ -148,7 +111,13 @@ def test_a_restore_that_does_nothing_is_red(trial, monkeypatch):
 
 
 def test_a_restore_that_refuses_is_red(trial, monkeypatch):
-    after_apply(monkeypatch, lambda tree: (tree.root / PLAIN).write_text("mine = 1\n"))
+    apply = module.apply
+
+    def apply_and_edit(tree, series):
+        apply(tree, series)
+        (tree.root / PLAIN).write_text("mine = 1\n")
+
+    monkeypatch.setattr(module, "apply", apply_and_edit)
     red(trial.verify(), "restore refused", PLAIN, "changed by hand")
 
 
@@ -204,8 +173,8 @@ def test_a_wheel_that_cannot_be_had_is_an_error_of_that_release(trial):
 def test_a_wheel_of_another_hash_is_an_error_of_that_release(trial):
     path = trial.project.cache / "wheels/megatron_core-1.1.0-cp311-cp311-any.whl"
     path.write_bytes(path.read_bytes() + b" ")
-    assert not trial.verify("1.1.0").green
-    assert trial.verify("1.1.0").error
+    result = trial.verify("1.1.0")
+    assert result.error and not result.green
 
 
 def test_a_wheel_that_says_another_version_is_red(trial):
