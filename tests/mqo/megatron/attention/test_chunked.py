@@ -3,8 +3,9 @@
 import pytest
 import torch
 from mqo.megatron.attention import chunks
+from mqo.megatron.attention.backward import BackwardOperands, Heads
 from mqo.megatron.attention.choice import without_scores
-from mqo.megatron.attention.chunked import Scores, chunked_attention
+from mqo.megatron.attention.chunked import Scores, Settings, chunked_attention
 from mqo.megatron.attention.chunks import HIDDEN, Span, Visible
 from mqo.megatron.attention.context import chunk_mask, chunk_starts
 from mqo.megatron.attention.paths import chunked_context
@@ -116,17 +117,11 @@ def assert_as_unfused(tensors, quant_type, tolerance=1e-6, moved=0):
     alphas = Alphas(), pv.separate_alphas()
     parts = pv.lhs_parts((b * heads, sq, key.size(0)), 1.0, query.device)
     KNOWN["moved"] = 0
-    found = chunked_attention(
-        query,
-        key,
-        pv.rhs(value),
-        scores=Scores(SCALE),
-        visible=Visible((Span(0, sq, 0),)),
-        probs=Given(
-            PROCESS, parts.key, parts.spec, parts.shape, parts.seed, parts.amax, parts.alpha
-        ),
-        alphas=alphas,
-    )
+    given = Given(PROCESS, parts.key, parts.spec, parts.shape, parts.seed, parts.amax, parts.alpha)
+    visible = Visible((Span(0, sq, 0),))
+    settings = Settings(Scores(SCALE), visible, given, *alphas, BackwardOperands.untyped())
+    heads = Heads(query, key, pv.rhs(value))
+    found = chunked_attention(heads, heads, settings)
     assert error(found, expected) < tolerance
     for one, other in zip(gradients(found, tensors), right, strict=True):
         assert error(one, other) < tolerance

@@ -44,50 +44,38 @@ class Scores:
     turn: SignedHadamard | None = None
 
 
-def chunked_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    scores: Scores,
-    visible: Visible,
-    probs: OperandParts,
-    alphas: tuple[Alphas, Alphas],
-    backward: BackwardOperands | None = None,
-    unrounded: Heads | None = None,
-) -> Tensor:
-    """Compute attention of grouped queries in Megatron's layout, differentiable once.
-
-    Args:
-        query: [sq, b, np, hn], quantized. A transform pads hn, of the key too.
-        key: [sk, b, ng, hn], quantized; np is a multiple of ng.
-        value: [sk, b, ng, hv], quantized; hv may differ from hn. The transform of `probs` pads sk.
-        scores: their scale, and the settings of the softmax.
-        visible: the keys that each query sees.
-        probs: quantizes the probabilities, [b * np, sq, sk]; gradients pass straight through.
-        alphas: factors of query and key, and of probabilities and value.
-        backward: the quantizers of the backward pass's products. If dv or dk has a type, `visible`
-            is one span of all queries.
-        unrounded: query, key and value before they were quantized, which get the gradients; for
-            products with a type, or with a transform.
-
-    Returns:
-        [sq, b, np * hv].
-    """
-    rounded = Heads(query, key, value)
-    settings = _Settings(scores, visible, probs, *alphas, backward or BackwardOperands.untyped())
-    detached = (tensor.detach() for tensor in rounded)
-    return _Chunked.apply(*(unrounded or rounded), *detached, settings)
-
-
 @dataclass(frozen=True)
-class _Settings:
+class Settings:
+    """How attention is computed in chunks.
+
+    scores: their scale, and the settings of the softmax. visible: the keys that each query sees.
+    probs: quantizes the probabilities, [b * np, sq, sk]; gradients pass straight through. qk: the
+    factors of query and key. pv: those of probabilities and value. backward: the quantizers of the
+    backward pass's products; if dv or dk has a type, `visible` is one span of all queries.
+    """
+
     scores: Scores
     visible: Visible
     probs: OperandParts
     qk: Alphas
     pv: Alphas
     backward: BackwardOperands
+
+
+def chunked_attention(rounded: Heads, unrounded: Heads, settings: Settings) -> Tensor:
+    """Compute attention of grouped queries in Megatron's layout, differentiable once.
+
+    Args:
+        rounded: query [sq, b, np, hn], key [sk, b, ng, hn] and value [sk, b, ng, hv], quantized; np
+            is a multiple of ng, and hv may differ from hn. A transform pads hn of both; that of the
+            probabilities pads sk of the value.
+        unrounded: the same before they were quantized, which get the gradients.
+        settings: the rest.
+
+    Returns:
+        [sq, b, np * hv].
+    """
+    return _Chunked.apply(*unrounded, *(tensor.detach() for tensor in rounded), settings)
 
 
 class _Chunked(torch.autograd.Function):
@@ -146,7 +134,7 @@ class _Work:
     def __init__(
         self,
         operands: tuple[Sliced, Sliced, Sliced],
-        settings: _Settings,
+        settings: Settings,
         parts: list[OperandParts],
         whole: bool,
         row_block: int = 1,
@@ -287,7 +275,7 @@ class _Gradients(_Work):
     """
 
     def __init__(
-        self, rounded: Heads, unrounded: Heads, grad: Tensor, features: int, settings: _Settings
+        self, rounded: Heads, unrounded: Heads, grad: Tensor, features: int, settings: Settings
     ) -> None:
         sites, pv, turn = settings.backward, settings.pv, settings.scores.turn
         query, key, of_scores = _pair(sites.qk_recompute, rounded[:2], unrounded[:2], settings.qk)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mqo.megatron.attention.backward import BackwardOperands, Heads
-from mqo.megatron.attention.chunked import Scores, chunked_attention
+from mqo.megatron.attention.chunked import Scores, Settings, chunked_attention
 from mqo.megatron.attention.chunks import Visible
 from mqo.megatron.attention.context import SequencePart
 from mqo.megatron.attention.fused import fused_attention
@@ -83,30 +83,22 @@ def chunked_context(
     del rng_tracker
     packed, sizes = query.dim() == 3, (query.size(0), key.size(0))
     heads = Heads(*_with_batch(query, key, value))
-    operands, settings = _quantized(layer, pv_type, qk, *heads)
-    visible = Visible(tuple(spans_of(*sizes, part_of(layer), starts)))
-    visible = visible if mask is None else Visible.by(mask, *sizes)
-    settings |= {"visible": visible, "backward": backward, "unrounded": heads}
-    return _as(packed, chunked_attention(*operands, **settings))
-
-
-def _quantized(
-    layer: Any, pv_type: str, qk: GemmOperands, query: Tensor, key: Tensor, value: Tensor
-) -> tuple[tuple[Tensor, Tensor, Tensor], dict[str, Any]]:
-    """Return the quantized operands, and the settings of `chunked_attention` for their scores."""
-    pv = gemm_operands("pv", pv_type, layer)
-    softmax, (queries, batch, heads, _) = layer.scale_mask_softmax, query.shape
+    pv, softmax = gemm_operands("pv", pv_type, layer), layer.scale_mask_softmax
+    _, batch, count, width = heads.query.shape
     normalized = not current().unnormalized_probs
     wide = (softmax.input_in_float16 and softmax.softmax_in_fp32) or not normalized
     dtype = torch.float32 if wide else None
     alphas = qk.separate_alphas(), pv.separate_alphas()
     # The amax is 1: the first query of a causal mask sees one key, with probability 1, and
     # unnormalized probabilities have a 1 in each row.
-    parts = pv.lhs_parts((batch * heads, queries, key.size(0)), 1.0, query.device)
-    turn = qk.turn(query.size(-1))
-    scores = Scores(layer.softmax_scale, softmax.scale, dtype, normalized, turn)
-    operands = (qk.lhs(query), qk.rhs(key), pv.rhs(value))
-    return operands, {"scores": scores, "probs": parts, "alphas": alphas}
+    parts = pv.lhs_parts((batch * count, *sizes), 1.0, query.device)
+    scores = Scores(layer.softmax_scale, softmax.scale, dtype, normalized, qk.turn(width))
+    rounded = Heads(qk.lhs(heads.query), qk.rhs(heads.key), pv.rhs(heads.value))
+    visible = Visible(tuple(spans_of(*sizes, part_of(layer), starts)))
+    visible = visible if mask is None else Visible.by(mask, *sizes)
+    backward = backward or BackwardOperands.untyped()
+    settings = Settings(scores, visible, parts, *alphas, backward)
+    return _as(packed, chunked_attention(rounded, heads, settings))
 
 
 def part_of(layer: Any) -> SequencePart:
