@@ -62,9 +62,7 @@ def test_a_token_that_the_model_does_not_have_is_named(program):
 
 def test_a_text_shorter_than_a_window_is_refused(program, monkeypatch):
     model = Namespace(mqo_watched=True)
-    monkeypatch.setattr(
-        program.load_model, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1)
-    )
+    monkeypatch.setattr(program.load_model, "token_losses", ones)
     args = Namespace(padded_vocab_size=100, seq_length=8, micro_batch_size=2)
     with pytest.raises(SavedError, match="a text holds 5 tokens") as caught:
         program.measured(model, args, program.Text("a text", [range(5)]), None)
@@ -89,9 +87,7 @@ def test_what_is_held_out_is_the_validation_split(program):
 
 
 def test_what_is_to_be_predicted_is_known_before_and_told_batch_by_batch(program, monkeypatch):
-    monkeypatch.setattr(
-        program.load_model, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1)
-    )
+    monkeypatch.setattr(program.load_model, "token_losses", ones)
     args = Namespace(padded_vocab_size=100, seq_length=4, micro_batch_size=2)
     part, told = program.Text("a text", [range(30)], 30), []
     assert (part.predicted(None), part.predicted(10)) == (29, 10)

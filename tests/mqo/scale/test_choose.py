@@ -1,7 +1,5 @@
 """Which layouts are considered at all."""
 
-from types import SimpleNamespace
-
 import pytest
 from mqo.matrix import tables
 from mqo.scale.choose import Workload, choose
@@ -11,18 +9,10 @@ MAMBA = {"num_heads": 256, "head_dim": 64, "num_groups": 8, "state_dim": 128}
 
 
 def considered(model):
-    """The tensor-parallel sizes of the layouts that are measured."""
+    """The tensor-parallel sizes of the layouts that may divide the model."""
     tried = set()
-
-    def measure(work, layout):
-        tried.add(layout.tensor)
-        return SimpleNamespace(need=1)
-
-    training = tables.trainings()["standard"]
-    assert (
-        choose(Workload(model, training, Arithmetic(), "bf16", 8, 8, 0), bool, None, measure)
-        is None
-    )
+    work = Workload(model, tables.trainings()["standard"], Arithmetic(), "bf16", 8, 8, 0)
+    assert choose(work, lambda layout: tried.add(layout.tensor)) is None
     return tried
 
 

@@ -53,16 +53,10 @@ class Fit:
 
 def measure(work: Workload, layout: Layout) -> Fit:
     """Return the memory that the layout needs: as simulated, or else by the formulas."""
-    computed = compute(work, layout)
-    simulated = simulated_need(work.model, work.training, work.arithmetic, layout, work.dtype)
-    if simulated is None or work.cached or not work.listed:
-        return computed
-    return replace(computed, need=simulated + CONTEXT, is_simulated=True)
-
-
-def compute(work: Workload, layout: Layout) -> Fit:
-    """Return the memory that the layout needs, by the formulas."""
     sizes = (work.model, work.training, work.arithmetic, layout)
+    simulated = simulated_need(*sizes, work.dtype)
+    if simulated is not None and work.listed and not work.cached:
+        return Fit(layout, simulated + CONTEXT, is_simulated=True)
     stages = [stage_memory(*sizes, stage, work.dtype) for stage in range(layout.pipeline)]
     memory = max(stages, key=lambda memory: memory.total)
     return Fit(layout, memory.total + memory.cache * work.cached)
@@ -72,7 +66,6 @@ def choose(
     work: Workload,
     divides: Callable[[Layout], bool],
     saved: Layout | None = None,
-    measure: Callable[[Workload, Layout], Fit] = measure,
 ) -> Fit | None:
     """Return the smallest layout that fits; None if no layout fits.
 
