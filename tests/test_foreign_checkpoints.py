@@ -120,7 +120,7 @@ def test_a_program_refuses_the_command_and_ends_in_one_paragraph(
 
 def with_arguments(checkpoints, folder, **change):
     """A copy of the checkpoints, whose arguments are changed."""
-    from megatron.inference.checkpoint_args import common_state
+    from megatron.inference.checkpointing import common_state
 
     shutil.copytree(checkpoints, folder)
     (iteration,) = folder.glob("iter_*")

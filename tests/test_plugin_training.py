@@ -308,7 +308,7 @@ RESUMED = {
 
 def saved(iteration):
     """The content of a checkpoint that all ranks share, such as the arguments."""
-    from megatron.inference.checkpoint_args import common_state
+    from megatron.inference.checkpointing import common_state
 
     state = common_state(iteration)
     torch.distributed.destroy_process_group()  # which common_state made

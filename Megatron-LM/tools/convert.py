@@ -46,7 +46,7 @@ def describe(checkpoint: Path) -> dict[str, Any]:
     Of a folder of checkpoints, the newest is read.
     """
     enter_tree()
-    from megatron.inference.checkpoint_args import check_format, read_args
+    from megatron.inference.checkpointing import check_format, read_args
     from mqo.megatron.run.checkpoints import loaded
     from mqo.megatron.run.files import TRACKER
     from mqo.megatron.run.saved_args import check_kinds

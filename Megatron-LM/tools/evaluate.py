@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import preflight  # noqa: F401  (checks where megatron comes from)
 import torch
 from megatron.inference import load_model
+from megatron.inference.checkpointing import common_state
 from mqo.megatron.run.errors import reading
 from mqo.megatron.run.files import iteration_of
 from mqo.megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
@@ -62,7 +63,6 @@ def describe(checkpoint: Path) -> dict[str, Any]:
     quantizers, and `modelopt` describes what ModelOpt's state quantizes, if the checkpoint has one.
     `checkpoint` is a folder of checkpoints, or of one iteration.
     """
-    from megatron.inference.checkpoint_args import common_state
     from mqo.megatron.run.resumed_types import FORMATS, PLUGINS, ROWS
 
     folder = load_model.find_checkpoint(checkpoint)

@@ -11,7 +11,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import torch
-from megatron.inference.checkpoint_args import common_state
+from megatron.inference.checkpointing import common_state
 
 from ..test_foreign_checkpoints import in_an_entry, in_common, in_metadata, seal
 from . import damages

@@ -23,8 +23,8 @@ from mqo.megatron.run.unpickle import FORMAT_FILE, check_metadata
 from mqo.quant.schedule import parse_schedule, type_at
 from torch import Tensor, nn
 
-from .checkpoint_args import check_format, read_args  # noqa: F401  (read_args is for programs)
-from .checkpointing import WEIGHTS_ONLY, checkpoint_folder
+from .checkpointing import WEIGHTS_ONLY, check_format, checkpoint_folder
+from .checkpointing import read_args as read_args
 from .one_process import build, load_weights, typed_build_errors
 
 T = TypeVar("T")

@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from megatron.inference.checkpoint_args import common_state
+from megatron.inference.checkpointing import common_state
 from mqo.megatron.run import unpickle
 from mqo.megatron.run.checkpoints import CheckpointError, before_load
 from torch.distributed import checkpoint
