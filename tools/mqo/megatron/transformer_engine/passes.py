@@ -5,6 +5,7 @@ pass. Before that, a hook records the layer.
 """
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from weakref import ref
 
@@ -89,19 +90,15 @@ class Pass:
         _running = None
         if not (current().is_random and linear.is_engines(self.module)):
             return
-        kept = _Kept()
+        kept = SimpleNamespace()
         PROCESS.micro_batches.keep(kept)
         for tensor in output if isinstance(output, tuple) else (output,):
             if isinstance(tensor, Tensor) and tensor.requires_grad:
                 tensor.register_hook(lambda grad: self._resume(kept))
 
-    def _resume(self, kept: "_Kept") -> None:
+    def _resume(self, kept: SimpleNamespace) -> None:
         resume(kept)
         PROCESS.micro_batches.keep(self)
-
-
-class _Kept:
-    """An object that holds a micro-batch."""
 
 
 def running() -> Pass:
