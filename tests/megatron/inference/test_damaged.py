@@ -3,11 +3,14 @@
 each uses what it gets or leaves with one paragraph, as it does for other errors of its user.
 """
 
-import importlib.util
 import json
+import os
 import shutil
 import sys
+import tempfile
 from copy import copy
+from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from megatron.inference import checkpointing
 from megatron.inference.algos import distillation
 from megatron.inference.gpt import teacher_config
 from megatron.training import global_vars
+from mqo.megatron.run import answer
 from mqo.megatron.run.checkpoints import CheckpointError
 from mqo.megatron.run.errors import InferenceError
 from mqo.project import Project
@@ -31,19 +35,26 @@ from .conftest import VOCABULARY
 
 # Some of torch's readers warn of what is damaged.
 pytestmark = pytest.mark.filterwarnings("ignore")
-CPU = ("--", "--transformer-impl", "local", "--distributed-backend", "gloo")
-CPU += ("--use-cpu-initialization", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion")
-CPU += ("--no-masked-softmax-fusion", "--no-rope-fusion", "--no-bias-swiglu-fusion")
+CPU = ["--transformer-impl", "local", "--distributed-backend", "gloo"]
+CPU += ["--use-cpu-initialization", "--no-persist-layer-norm", "--no-gradient-accumulation-fusion"]
+CPU += ["--no-masked-softmax-fusion", "--no-rope-fusion", "--no-bias-swiglu-fusion"]
 
 
 def program(name):
-    """The entry of a program in Megatron-LM/tools."""
-    path = Project.here().tree / "tools" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{name}_damaged", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.main
+    """The path of a program in Megatron-LM/tools."""
+    return Project.here().tree / "tools" / f"{name}.py"
+
+
+def entry(name):
+    """The entry of a program in Megatron-LM/tools that users call with words."""
+    return answer.loaded(program(name), "main")
+
+
+def asks(folder, name, function, **request):
+    """A command that has a program answer a request, as mqo does."""
+    file = Path(tempfile.mkdtemp(dir=folder)) / "request.json"
+    file.write_text(json.dumps(request, default=str))
+    return answer.main, program(name), function, file, folder / "made.json"
 
 
 def forget():
@@ -63,7 +74,8 @@ def run(one_rank, monkeypatch, capsys):
         forget()
         path = list(sys.path)
         try:
-            function(*words)
+            with patch.dict(os.environ):
+                function(*words)
             return 0, *capsys.readouterr()
         except SystemExit as left:
             if left.code in (0, None):
@@ -116,16 +128,15 @@ def checkpoint(folder, tmp_path):
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>"}
     (words / "tokenizer_config.json").write_text(json.dumps(config))
     (place / "text.txt").write_text(" ".join(f"w{n}" for n in range(2, 100)))
-    (tmp_path / "prompts.json").write_text('["w2 w3"]')
-    made = tmp_path / "made.json"
-    text = ("--text", place / "text.txt", "--tokenizer", words, "--tokens", "8")
-    prompts = ("--prompts", tmp_path / "prompts.json", "--tokenizer", words, "--tokens", "1")
-    evaluate, generate, convert = map(program, ("evaluate", "generate", "convert"))
+    model = {"checkpoint": place, "platform": CPU, "ignored": []}
+    choice = {"text": place / "text.txt", "tokenizer": words, "tokens": 8}
+    drawn = {"temperature": 0.0, "top_k": 0, "top_p": 0.0, "seed": 1, "cache": True}
+    drawn |= {"prompts": ["w2 w3"], "tokens": 1, "tokenizer": words}
     return place, [
-        (evaluate, "run", place, made, *text, *CPU),
-        (generate, place, made, *prompts, *CPU),
-        (convert, "describe", place, made),
-        (program("weight_digests"), place / "iter_0000001", made),
+        asks(tmp_path, "evaluate", "run", **model, choice=choice),
+        asks(tmp_path, "generate", "generate", **model, **drawn),
+        asks(tmp_path, "convert", "describe", checkpoint=place),
+        (entry("weight_digests"), place / "iter_0000001", tmp_path / "made.json"),
     ]
 
 
@@ -148,7 +159,7 @@ def a_teacher(saved, tmp_path):
 
 
 @pytest.fixture
-def hf_weights(tmp_path, monkeypatch):
+def hf_weights(tmp_path):
     """A folder of transformers, and what packs it."""
     place = tmp_path / "sound" / "hf"
     place.mkdir(parents=True)
@@ -160,24 +171,29 @@ def hf_weights(tmp_path, monkeypatch):
     model.save_pretrained(place, max_shard_size="20KB")
     (tmp_path / "quant.toml").write_text('[asked]\nfprop = "mxfp8"\n')
     (place / "quant.toml").write_text('[asked]\nfprop = "mxfp4"\n[quantizer]\nblock = 16\n')
-    pack, stats, made = program("pack"), program("tensor_stats"), tmp_path / "made"
+    made = tmp_path / "made"
+    own = {"quant_type": None, "config": place / "quant.toml"}
+    packs = [
+        asks(
+            tmp_path, "pack", "write", source=place, target=made, layout=None, is_hybrid=False, **k
+        )
+        for k in ({"quant_type": "nvfp4", "config": None}, own)
+    ]
 
     def packed(*words):
         shutil.rmtree(made, ignore_errors=True)
         made.mkdir()
-        monkeypatch.setattr(sys, "argv", ["pack.py", *map(str, words)])
-        pack()
+        answer.main(*words)
 
     one = min(place.glob("model-*.safetensors"))
-    return place, [
-        (packed, place, made, tmp_path / "made.json", "--type", "nvfp4"),
-        (packed, place, made, tmp_path / "made.json", "--config", place / "quant.toml"),
-        (stats, one, tmp_path / "made.json", "--tensor", "*norm*"),
-    ]
+    stats = asks(
+        tmp_path, "tensor_stats", "measure", file=one, tensors=["*norm*"], axis=None, own={}
+    )
+    return place, [*((packed, *words[1:]) for words in packs), stats]
 
 
 @pytest.fixture
-def packed_weights(tmp_path, run, monkeypatch):
+def packed_weights(tmp_path, run):
     """Weights as `mqo export` packs them, and the reader that lies with them."""
     plain, place = tmp_path / "plain", tmp_path / "sound" / "packed"
     plain.mkdir()
@@ -188,10 +204,11 @@ def packed_weights(tmp_path, run, monkeypatch):
     save_file(tensors, plain / "model.safetensors", {"format": "pt"})
     sizes = {"hidden_size": 32, "num_attention_heads": 1, "torch_dtype": "bfloat16"}
     (plain / "config.json").write_text(json.dumps(sizes))
-    words = ("pack.py", plain, place, tmp_path / "facts", "--type", "nvfp4", "--layout", "mqo")
-    monkeypatch.setattr(sys, "argv", list(map(str, words)))
-    assert run(program("pack"))[0] == 0
-    return place, [(program("dequantize"), place, tmp_path / "made")]
+    type_and_layout = {"quant_type": "nvfp4", "config": None, "layout": "mqo", "is_hybrid": False}
+    assert (
+        run(*asks(tmp_path, "pack", "write", source=plain, target=place, **type_and_layout))[0] == 0
+    )
+    return place, [(entry("dequantize"), place, tmp_path / "made")]
 
 
 @pytest.fixture
@@ -219,11 +236,8 @@ TYPED = {
 def try_files(kind, request, run, seeds):
     """The exit codes of what reads the files of a kind, one of which is damaged for each seed."""
     place, commands = request.getfixturevalue(kind)
-    as_list = [main for main, *_ in commands if main.__name__ == "main"]
 
     def call(function, *words):
-        if function in as_list and function.__code__.co_argcount == 1:
-            words = ([*map(str, words)],)
         return run(function, *words, errors=TYPED.get(kind, ()))
 
     return attempt(call, place, commands, seeds, each=EACH.get(kind))
@@ -231,7 +245,8 @@ def try_files(kind, request, run, seeds):
 
 @pytest.mark.parametrize("kind", [*QUICK, *(pytest.param(k, marks=pytest.mark.slow) for k in SLOW)])
 def test_a_damaged_file_is_used_or_refused(kind, request, run):
-    assert try_files(kind, request, run, range(8))
+    codes = {code for code, _ in try_files(kind, request, run, range(8))}
+    assert 2 in codes <= {0, 2}
 
 
 @pytest.mark.heavy
