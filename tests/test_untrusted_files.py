@@ -143,7 +143,6 @@ REASONS = {
         f"{R}packages.py::_module_names",
         f"{T}data/mix.py::_dictionary x2",
         f"{T}data/mix.py::_essays x2",
-        f"{T}doctor.py::_container_limit",
         f"{T}launch/lock_holder.py::Host.here",
         f"{T}launch/lock_holder.py::_stat",
         f"{T}launch/machine.py::cpu_model",

@@ -13,6 +13,7 @@ import pytest
 from mqo import doctor
 from mqo.doctor import GIB, Diagnosis, Finding, diagnosis_lines, examine
 from mqo.launch import machine
+from mqo.megatron.run import isolated
 from mqo.overlay.apply import apply
 from mqo.overlay.tree import Tree
 from mqo.project import Project
@@ -21,7 +22,7 @@ from .conftest import FILES, materialize
 
 MODULES = ("torch", "transformer_engine", "apex", "amp_C", "triton", "numba", "modelopt")
 Disk = namedtuple("Disk", "free")
-Memory = namedtuple("Memory", "total available")
+Memory = namedtuple("Memory", "available")
 
 
 @pytest.fixture
@@ -46,15 +47,13 @@ def site(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def room(tmp_path, monkeypatch):
-    """A function that sets free disk, total and free memory, and a container's limit, in GiB."""
+def room(monkeypatch):
+    """A function that sets free disk, total and free memory, in GiB."""
 
-    def put(disk=100, total=64, free=32, limit="max\n"):
+    def put(disk=100, total=64, free=32):
         monkeypatch.setattr(shutil, "disk_usage", lambda folder: Disk(disk * GIB))
-        memory = Memory(total * GIB, free * GIB)
-        monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
-        (tmp_path / "memory.max").write_text(limit)
-        monkeypatch.setattr(doctor, "CGROUP_LIMIT", tmp_path / "memory.max")
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: Memory(free * GIB))
+        monkeypatch.setattr(isolated, "machine_memory", lambda: total * GIB)
 
     put()
     return put
@@ -294,9 +293,9 @@ def test_little_room_is_a_warning(project, room, what):
 
 
 def test_a_container_has_no_more_memory_than_its_limit(project, room):
-    room(limit=f"{8 * GIB}\n")
+    room(total=8)
     assert found(project, "memory").found == "8 of 8 GiB free"
-    doctor.CGROUP_LIMIT.unlink()
+    room()
     assert found(project, "memory").found == "32 of 64 GiB free"
 
 

@@ -18,6 +18,7 @@ import psutil
 
 from mqo.errors import MqoError, nearest
 from mqo.launch.machine import detect, torch_cuda
+from mqo.megatron.run import isolated
 from mqo.megatron.transformer_engine import releases
 from mqo.overlay.tree import Tree
 from mqo.overlay.vendor import Pin
@@ -27,7 +28,6 @@ State = Literal["ok", "missing", "warning"]
 GIB = 1 << 30
 LITTLE_DISK_GIB, LITTLE_MEMORY_GIB = 5, 4
 WIDTH = 80
-CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 @dataclass(frozen=True)
@@ -233,22 +233,13 @@ def _disk(folder: Path) -> Finding:
 
 def _memory() -> Finding:
     """Report the memory of the machine, or of this container if that is less."""
-    memory = psutil.virtual_memory()
-    total = min(memory.total, _container_limit() or memory.total)
-    free = min(memory.available, total) / GIB
+    total = isolated.machine_memory()
+    free = min(psutil.virtual_memory().available, total) / GIB
     text = f"{free:.0f} of {total / GIB:.0f} GiB free"
     if free >= LITTLE_MEMORY_GIB:
         return Finding("memory", "ok", text)
     cost = f"with less than {LITTLE_MEMORY_GIB} GiB even a smoke run may be killed"
     return Finding("memory", "warning", text, cost)
-
-
-def _container_limit() -> int | None:
-    """Return the memory limit of the container's control group in bytes; None without one."""
-    try:
-        return int(CGROUP_LIMIT.read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such file, or "max"
-        return None
 
 
 def _version(distribution: str) -> str | None:

@@ -165,7 +165,7 @@ def test_a_run_that_noted_no_data_is_refused(original):
     facts = json.loads(original.environment.read_text())
     del facts["inputs"]
     original.environment.write_text(json.dumps(facts))
-    with pytest.raises(RunError, match=f"{original.environment} .*data"):
+    with pytest.raises(RunError, match=f"{original.environment} .*inputs"):
         replay(original)
 
 

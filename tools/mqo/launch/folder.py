@@ -26,14 +26,14 @@ from mqo.runs import RunFolder, new_folder
 
 
 class Environment(BaseModel):
-    """The machine, versions and inputs in environment.json; early runs have no inputs."""
+    """The machine, versions and inputs in environment.json."""
 
     python: str = Field(min_length=1)
     cpu: str | None = None
     cores: int
     commit: str | None = None
     packages: dict[str, str]
-    inputs: Inputs | None = None
+    inputs: Inputs
 
 
 def create(runs: Path, title: str) -> RunFolder:

@@ -74,9 +74,7 @@ def _is_tokenizer(folder: Path) -> bool:
 def _changed(folder: Path, run: RunFolder | None) -> list[str]:
     """Return how the tokenizer's files differ from the run's record; nothing without a record."""
     facts = environment_of(run) if run else None
-    if facts is None or facts.inputs is None:
-        return []
-    marks = facts.inputs.files
+    marks = facts.inputs.files if facts else {}
     own = {str((folder / name).absolute()) for name in FILES}
     return Inputs({path: mark for path, mark in marks.items() if path in own}).changed()
 

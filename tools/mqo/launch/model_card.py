@@ -221,7 +221,7 @@ def _started_from_weights(training: Training) -> bool:
     if training.args.get("pretrained_checkpoint"):
         return True
     facts = environment_of(training.run) if training.run else None
-    return bool(facts and facts.inputs and facts.inputs.iteration == RELEASE)
+    return facts is not None and facts.inputs.iteration == RELEASE
 
 
 def _options(run: RunFolder | None) -> str:

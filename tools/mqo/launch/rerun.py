@@ -76,7 +76,7 @@ def rerun(
         raise foreign(original)
     if config.experiment.text is not None:
         ready_data(project, config.experiment, report)  # it may have been deleted: it is a cache
-    _check_inputs(original, config, facts)
+    _check_inputs(config, facts)
     _check_versions(original, facts, allow_versions, report)
     command, env = command_of(original)
     folder = create(project.runs, f"{config.title}_rerun")
@@ -86,7 +86,7 @@ def rerun(
     was = str(original.root.resolve())
     moved = [_moved(word, was, folder) for word in command]
     env = {name: _moved(value, was, folder) for name, value in env.items()}
-    command = redirected(moved, folder, facts.inputs.iteration if facts.inputs else None)
+    command = redirected(moved, folder, facts.inputs.iteration)
     write_facts(folder, config, command, env)
     if own:
         sign(project, folder)
@@ -167,12 +167,7 @@ def _read(run: RunFolder) -> tuple[RunConfig, Environment]:
     return config, parsed(run.environment, Environment)
 
 
-def _check_inputs(run: RunFolder, config: RunConfig, facts: Environment) -> None:
-    if facts.inputs is None:
-        raise RunError(
-            f"{run.environment} does not record the data that the run read",
-            expected="a run of a version of mqo that records its inputs",
-        )
+def _check_inputs(config: RunConfig, facts: Environment) -> None:
     changed = facts.inputs.changed()
     if changed:
         more = f"; and {len(changed) - LISTED} more" if len(changed) > LISTED else ""

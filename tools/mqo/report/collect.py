@@ -310,7 +310,7 @@ def _run(
         setting=_setting(config, command, facts),
         data_file=own_data(experiment.data_prefix, experiment.extra_flags) or "",
         seed=flag_table(command).get("--seed") or "default",
-        continued=facts.inputs is not None and facts.inputs.iteration is not None,
+        continued=facts.inputs.iteration is not None,
         steps=result.iterations,
         tokens_per_step=length(experiment).tokens_per_step,
         vocabulary=result.vocab_size,
@@ -385,7 +385,7 @@ def _setting(config: RunConfig, command: Sequence[str], facts: Environment) -> d
     # Without torchrun there is one process.
     flags = {"--nproc-per-node": "1"} | flag_table(command)
     kept = {name: value for name, value in flags.items() if name not in _FREE}
-    files = facts.inputs.files if facts.inputs else {}
+    files = facts.inputs.files
     marks = sorted(
         [Path(path).name, sorted(asdict(mark).items(), key=str)] for path, mark in files.items()
     )
