@@ -34,6 +34,7 @@ from mqo.scale.devices import DEVICES
 GPUS_PER_NODE = 8  # of a machine to plan for
 MODE, FA_MODE = "--quantization", "--fa-quantization"
 _DEFAULT = "(default: %(default)s)"
+_REPEATABLE: dict[str, Any] = {"action": "append", "default": []}
 # A third of a linear layer's FLOPs, which the names of modes do not say.
 _LISTED_MODES = "quantizations (of linear layers the forward GEMM; --gemms all: all three)"
 _POSITIONAL = {
@@ -91,9 +92,27 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     for name, meaning in _POSITIONAL.items():
         kind = str if name == "dtype" else _path
         result.add_argument(name, nargs="?", type=kind, metavar=name.upper(), help=meaning)
-    add = result.add_argument
-    add("--version", action="store_true", help="show the version")
-    add("--list", action="store_true", help="list all valid names")
+    result.add_argument("--version", action="store_true", help="show the version")
+    result.add_argument("--list", action="store_true", help="list all valid names")
+    _add_model(result)
+    _add_data(result)
+    sizes = f"batch sizes, length and learning rate {_DEFAULT}"
+    result.add_argument("--training-config", default="standard", metavar="NAME", help=sizes)
+    _add_types(result, front_end)
+    _add_run(result)
+    quantizer, recorder = split(OPTIONS)
+    group = result.add_argument_group("the quantizers (docs/formats.md)")
+    add_arguments(group, quantizer.values())
+    changing = "types that change during training, repeatable: "
+    changing += "'linear: mxfp4 until 0.9, then bf16', 'qk: mxfp8 until 500, ...'"
+    group.add_argument("--schedule", metavar="SITE:TYPES", help=changing, **_REPEATABLE)
+    add_arguments(result.add_argument_group("what the run records"), recorder.values())
+    _add_cluster(result.add_argument_group("processes (torchrun's terms)"))
+    return result
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     own_model = "a model of --list, or your own: FILE or FOLDER with a config.json, or FILE.toml"
     add("--model", metavar="MODEL", help=own_model)
     own = "for your own data any name (default: the name of the data file)"
@@ -106,26 +125,25 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     add("--shrink", metavar="W,D", help=smaller)
     start = "start from the weights in a Hugging Face folder, with its model and its tokenizer"
     add("--from", dest="start", type=_path, metavar="FOLDER", help=start)
-    _add_data(result)
-    sizes = f"batch sizes, length and learning rate {_DEFAULT}"
-    add("--training-config", default="standard", metavar="NAME", help=sizes)
-    _add_types(result, front_end)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     formats = "TOML file whose formats become types T (docs/formats.md); repeatable"
-    add("--formats", type=_path, metavar="FILE", help=formats, action="append", default=[])
+    add("--formats", type=_path, metavar="FILE", help=formats, **_REPEATABLE)
     plugin = (
         "Python file whose quantizers become types T, or a name in `mqo plugin list`; repeatable"
     )
-    add("--plugin", type=_path, metavar="FILE", help=plugin, action="append", default=[])
+    add("--plugin", type=_path, metavar="FILE", help=plugin, **_REPEATABLE)
     option = "option of such a quantizer; repeatable"
-    add("--plugin-option", metavar="T.NAME=VALUE", help=option, action="append", default=[])
+    add("--plugin-option", metavar="T.NAME=VALUE", help=option, **_REPEATABLE)
     add("--teacher", type=_path, metavar="RUN", help="run or checkpoints to distill from")
     add("--distillation-config", type=_path, metavar="FILE", help="YAML (docs/distillation.md)")
     add("--runs", type=_path, metavar="DIR", help="folder for run folders; default: runs/")
     add("--tracker", metavar="NAME", help="send the run to wandb or mlflow while it trains")
     add("--megatron", type=_path, metavar="PATH", help="a patched full Megatron-LM checkout to run")
-    repeatable: dict[str, Any] = {"action": "append", "default": []}
     patch = "patch to leave out of the source; repeatable"
-    add("--without-patch", metavar="NAME", help=patch, **repeatable)
+    add("--without-patch", metavar="NAME", help=patch, **_REPEATABLE)
     add("--no-fusions", action="store_true", help="leave out fused kernels, for comparisons")
     taken = "use CHECKPOINT even if another run seems to save there (docs/checkpoints.md)"
     add("--take-lock", action="store_true", help=taken)
@@ -133,15 +151,6 @@ def parser(front_end: bool = False, program: str | None = None) -> argparse.Argu
     add("--dry-run", action="store_true", help="print the command and the memory; do not train")
     names = ", ".join(DEVICES)
     add("--device", metavar="NAME", help=f"with --dry-run: the GPUs to plan for: {names}")
-    quantizer, recorder = split(OPTIONS)
-    group = result.add_argument_group("the quantizers (docs/formats.md)")
-    add_arguments(group, quantizer.values())
-    changing = "types that change during training, repeatable: "
-    changing += "'linear: mxfp4 until 0.9, then bf16', 'qk: mxfp8 until 500, ...'"
-    group.add_argument("--schedule", metavar="SITE:TYPES", help=changing, **repeatable)
-    add_arguments(result.add_argument_group("what the run records"), recorder.values())
-    _add_cluster(result.add_argument_group("processes (torchrun's terms)"))
-    return result
 
 
 def _add_data(parser: argparse.ArgumentParser) -> None:
@@ -177,7 +186,7 @@ def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
             front_end=True, gemms="fprop", linear_quantization=None, attention_quantization=None
         )
         parser.set_defaults(attention_gemms="forward")
-        parser.add_argument("--without", help=argparse.SUPPRESS, action="append", default=[])
+        parser.add_argument("--without", help=argparse.SUPPRESS, **_REPEATABLE)
         parser.set_defaults(recipe=None, with_=[], allow_mostly_unquantized=False)
         return
     parser.set_defaults(front_end=False)
@@ -200,10 +209,10 @@ def _add_types(parser: argparse.ArgumentParser, front_end: bool) -> None:
     few = "run a recipe that leaves most of the linear layers' FLOPs unquantized"
     add("--allow-mostly-unquantized", action="store_true", help=few)
     head = f"also quantize this layer with the recipe: {OUTPUT_LAYER}"
-    add("--with", dest="with_", metavar="NAME", help=head, action="append", default=[])
+    add("--with", dest="with_", metavar="NAME", help=head, **_REPEATABLE)
     # Older command lines name a patch here.
     omitted = f"ingredient of the recipe to leave out: {', '.join(INGREDIENTS)}; repeatable"
-    add("--without", metavar="NAME", help=omitted, action="append", default=[])
+    add("--without", metavar="NAME", help=omitted, **_REPEATABLE)
 
 
 def machine_of(args: argparse.Namespace) -> Machine:

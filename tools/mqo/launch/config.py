@@ -302,28 +302,19 @@ def resolve(
     options = {name: rest.pop(name) for name in OPTIONS if name in rest}
     experiment_fields, quantization_fields, placement_fields, recording_fields = _by_part(rest)
     experiment = _experiment(model, dataset, training, dtype, experiment_fields)
-    mode = _mode(quantization, linear, attention)
-    if mode is None and attention_gemms != "forward":
-        raise MqoError(
-            f"--attention-gemms {attention_gemms} changes nothing: the types are those in the tree",
-            expected=f"a mode other than {SOURCE}, or --attention-gemms forward",
-        )
+    mode = _mode(quantization, linear, attention, attention_gemms)
     types = mode.types(gemms, attention_gemms) if mode else None
     if recipe is not None:
         _check_conflicts(recipe, mode, gemms, attention_gemms, options)
         types, gemms = (types or {}) | recipe.types.by_site(), "all"
         options = recipe.options | options
-    saves = bool(
-        experiment.training.save_interval
-        or experiment.checkpoint
-        or "--save" in experiment.extra_flags
-    )
-    _check_options(options, placement_fields.get("without", ()), saves=saves)
+    _check_options(options, placement_fields.get("without", ()), experiment)
     if engine.is_asked(experiment.extra_flags):
         options.setdefault("cache_weights", True)  # as it does: weights are rounded once per step
     options.setdefault("keep_checkpoints", _kept(experiment.checkpoint, experiment.training))
     quantizer, recorder = split(options)
-    names = all_types(types, quantization_fields.get("schedule", ()), recipe)
+    schedule = quantization_fields.get("schedule", ())
+    names = all_types(types, schedule, recipe)
     return RunConfig(
         experiment=experiment,
         quantization=Quantization(
@@ -335,7 +326,7 @@ def resolve(
             formats=used_formats(own_rows(), None if types is None else names),
             plugins=used(own, names),
             options=quantizer,
-            libraries=_libraries(experiment, types, quantization_fields.get("schedule", ())),
+            libraries=_libraries(experiment, types, schedule),
             **quantization_fields,
         ),
         placement=Placement(**placement_fields),
@@ -471,7 +462,7 @@ def _check_conflicts(
             )
 
 
-def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bool) -> None:
+def _check_options(options: dict[str, Any], without: Sequence[str], experiment: Experiment) -> None:
     """Raise MqoError for options that need a patch that is left out, or that change nothing."""
     if "fused_attention" in without and options.get("unnormalized_probs"):
         flag = OPTIONS["unnormalized_probs"].flag
@@ -479,12 +470,12 @@ def _check_options(options: dict[str, Any], without: Sequence[str], *, saves: bo
             f"{flag} needs the patch fused_attention, which --without-patch leaves out",
             expected="one of them",
         )
-    if saves or not options.get("keep_checkpoints"):
-        return
-    raise MqoError(
-        f"{OPTIONS['keep_checkpoints'].flag} changes nothing: this run saves no checkpoint",
-        expected="CHECKPOINT, the first argument, or a training configuration that saves",
-    )
+    saves = experiment.training.save_interval or experiment.checkpoint
+    if options.get("keep_checkpoints") and not (saves or "--save" in experiment.extra_flags):
+        raise MqoError(
+            f"{OPTIONS['keep_checkpoints'].flag} changes nothing: this run saves no checkpoint",
+            expected="CHECKPOINT, the first argument, or a training configuration that saves",
+        )
 
 
 def _kept(checkpoint: Path | None, training: Training) -> int:
@@ -497,7 +488,9 @@ def _kept(checkpoint: Path | None, training: Training) -> int:
     return 0 if there > training.keep_last + 1 else training.keep_last
 
 
-def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode | None:
+def _mode(
+    quantization: str, linear: str | None, attention: str | None, attention_gemms: AttentionGemms
+) -> Mode | None:
     """Return the mode with its changes; None for the types in the tree's source."""
     if quantization != SOURCE:
         mode = tables.pick(tables.modes(), "quantization mode", quantization)
@@ -507,5 +500,10 @@ def _mode(quantization: str, linear: str | None, attention: str | None) -> Mode 
             f"The quantization '{SOURCE}' takes all types from the tree",
             expected="no other type with it",
             help="`script/quant_type_modifier.py` changes the types in the tree",
+        )
+    if attention_gemms != "forward":
+        raise MqoError(
+            f"--attention-gemms {attention_gemms} changes nothing: the types are those in the tree",
+            expected=f"a mode other than {SOURCE}, or --attention-gemms forward",
         )
     return None
