@@ -225,7 +225,7 @@ def test_the_license_is_the_standard_text_and_the_one_that_is_declared():
 
 
 def test_each_command_is_in_one_panel():
-    listed = [command for panel in cli.PANELS.values() for command in panel]
+    listed = [command for panel in cli.PANELS.values() for command in panel.split()]
     assert len(listed) == len({*listed}) == len(typer.main.get_command(cli.app).commands)
     said = CliRunner().invoke(cli.app, ["--help"]).output
     assert all(f"─ {panel} ─" in said for panel in cli.PANELS)

@@ -9,47 +9,16 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from click.exceptions import UsageError
 from typer.core import TyperCommand, TyperGroup
 
-from mqo.commands.adopt import adopt
-from mqo.commands.apply import apply
-from mqo.commands.compare import compare
-from mqo.commands.convert import convert
-from mqo.commands.coverage import coverage
-from mqo.commands.data import data
-from mqo.commands.demo import demo
-from mqo.commands.diff import diff
-from mqo.commands.doctor import doctor
-from mqo.commands.eval import evaluate
-from mqo.commands.export import export
-from mqo.commands.formats import formats
-from mqo.commands.generate import generate
-from mqo.commands.matrix import matrix
 from mqo.commands.options import TakesPlurals
-from mqo.commands.perf import perf
-from mqo.commands.plot import plot
-from mqo.commands.plugin import plugin
-from mqo.commands.recipe import recipe
-from mqo.commands.report import report
-from mqo.commands.rerun import rerun
-from mqo.commands.restore import restore
-from mqo.commands.runs import runs
-from mqo.commands.sensitivity import sensitivity
-from mqo.commands.setup import setup
-from mqo.commands.simulate import ANY_WORDS, PassesOn, simulate
-from mqo.commands.snapshot import snapshot
-from mqo.commands.stats import stats
-from mqo.commands.status import status
-from mqo.commands.sweep import sweep
-from mqo.commands.track import track
-from mqo.commands.train import TrainingCommand, train
-from mqo.commands.vendor import vendor
-from mqo.commands.verify import verify
+from mqo.commands.simulate import ANY_WORDS, PassesOn
+from mqo.commands.train import TrainingCommand
 from mqo.errors import MqoError
 from mqo.project import Project
 from mqo.terminal import guarded
@@ -75,30 +44,31 @@ app = typer.Typer(
     suggest_commands=False,  # click suggests one, too
     pretty_exceptions_enable=False,
 )
-_Command = Callable[..., None] | typer.Typer
 # The help shows the panels and the commands in this order.
-PANELS: dict[str, tuple[_Command, ...]] = {
-    "Train and compare": (demo, train, sweep, runs, compare, report, perf, rerun, track),
-    "Look closer": (coverage, simulate, plot, stats, evaluate, sensitivity, generate, doctor),
-    "Models and data": (setup, data, convert, export, recipe, formats, plugin, matrix),
-    "Megatron's source": (vendor, apply, restore, status, diff, verify, snapshot, adopt),
+PANELS = {
+    "Train and compare": "demo train sweep runs compare report perf rerun track",
+    "Look closer": "coverage simulate plot stats eval sensitivity generate doctor",
+    "Models and data": "setup data convert export recipe formats plugin matrix",
+    "Megatron's source": "vendor apply restore status diff verify snapshot adopt",
 }
-_CLASSES: dict[_Command, type[TyperCommand]] = {
-    train: TrainingCommand,
-    simulate: PassesOn,
-    coverage: PassesOn,
-    **dict.fromkeys((sweep, perf, evaluate), TakesPlurals),
+_CLASSES: dict[str, type[TyperCommand]] = {
+    "train": TrainingCommand,
+    "simulate": PassesOn,
+    "coverage": PassesOn,
+    **dict.fromkeys(("sweep", "perf", "eval"), TakesPlurals),
 }
-for _panel, _commands in PANELS.items():
-    for _command in _commands:
+for _panel, _names in PANELS.items():
+    for _name in _names.split():
+        _module = import_module(f"mqo.commands.{_name}")
+        _command = getattr(_module, "evaluate" if _name == "eval" else _name)
         if isinstance(_command, typer.Typer):
             _command.suggest_commands = False
             app.add_typer(_command, rich_help_panel=_panel)
         else:
             app.command(
-                "eval" if _command is evaluate else None,
-                cls=_CLASSES.get(_command),
-                context_settings=ANY_WORDS if _CLASSES.get(_command) is PassesOn else None,
+                _name,
+                cls=_CLASSES.get(_name),
+                context_settings=ANY_WORDS if _CLASSES.get(_name) is PassesOn else None,
                 rich_help_panel=_panel,
             )(_command)
 
