@@ -2,7 +2,7 @@
 
 import pytest
 from mqo.errors import DataError, RunError
-from mqo.program import Advance, ask, call, run_program
+from mqo.program import Advance, ask, call
 
 
 @pytest.fixture
@@ -18,13 +18,12 @@ def program(tmp_path):
     return write
 
 
-def test_it_gets_its_words_and_variables_and_none_of_a_run(program, tmp_path, monkeypatch):
+def test_it_gets_its_words_and_variables_and_none_of_a_run(program, monkeypatch):
     monkeypatch.setenv("MQO_QUANT_CONFIG", "a run's")
     monkeypatch.setenv("PYTHONPATH", "a place that nothing is to come from")
-    target = tmp_path / "facts.json"
-    text = "Path(sys.argv[1]).write_text(json.dumps([sys.path, dict(os.environ)]))"
-    run_program(program(text), [str(target)], variables={"OURS": "1"})
-    path, variables = eval(target.read_text())
+    text = "Path(sys.argv[2]).write_text(json.dumps([sys.argv[1], sys.path, dict(os.environ)]))"
+    word, path, variables = ask(program(text), ["a word"], variables={"OURS": "1"})
+    assert word == "a word"
     assert "a place that nothing is to come from" not in path
     assert "MQO_QUANT_CONFIG" not in variables
     assert (variables["OURS"], variables["HF_HUB_OFFLINE"]) == ("1", "1")
@@ -34,21 +33,21 @@ def test_what_it_says_of_a_failure_is_raised_as_the_error_that_was_named(program
     said = '{"found": "2 tensors are missing", "expected": "9", "help": ""}'
     text = f"Path(os.environ['MQO_FAILURE']).write_text('{said}')\nsys.exit('out of luck')"
     with pytest.raises(DataError, match=r"2 tensors are missing\. Expected: 9\."):
-        run_program(program(text), [], error=DataError)
+        ask(program(text), [], error=DataError)
 
 
 def test_another_failure_is_told_by_its_last_words(program):
     with pytest.raises(RunError, match=r"tools/one\.py .*exit code 1: out of luck") as left:
-        run_program(program("sys.exit('first\\nout of luck')"), [], help="Try again")
+        ask(program("sys.exit('first\\nout of luck')"), [], help="Try again")
     assert "Try again" in str(left.value)
     assert left.value.detail == "first\nout of luck\n"
     with pytest.raises(RunError, match="exit code 3: it printed nothing"):
-        run_program(program("sys.exit(3)"), [])
+        ask(program("sys.exit(3)"), [])
 
 
 def test_one_that_hangs_is_ended(program):
     with pytest.raises(RunError, match=r" 0\.01 s"):
-        run_program(program("sys.stdin.read(), __import__('time').sleep(60)"), [], limit_s=0.01)
+        ask(program("sys.stdin.read(), __import__('time').sleep(60)"), [], limit_s=0.01)
 
 
 def test_it_tells_how_far_it_is_and_a_half_written_file_does_not_count(program):
@@ -59,6 +58,7 @@ place.write_text('{"what": "tok')
 place.write_text(json.dumps({"what": "tokens", "done": 3, "total": 9}))
 while not seen.exists():
     os.sched_yield()
+Path(sys.argv[1]).write_text("0")
 """
     path, told = program(text), []
     seen = path.with_name("seen")
@@ -67,7 +67,7 @@ while not seen.exists():
         told.append(advance)
         seen.touch()
 
-    run_program(path, [], variables={"SEEN": str(seen)}, watch=watch)
+    ask(path, [], variables={"SEEN": str(seen)}, watch=watch)
     assert told[0] == Advance("tokens", 3, 9)
 
 

@@ -17,7 +17,8 @@ from mqo.errors import MqoError, RunError
 from mqo.megatron.run import answer
 from mqo.project import Project
 
-FAILURE, PROGRESS, OUTPUT, SCRATCH = "failure.json", "progress.json", "stderr.txt", "tmp"
+FAILURE, PROGRESS, ANSWER = "failure.json", "progress.json", "answer.json"
+OUTPUT, SCRATCH = "stderr.txt", "tmp"
 POLL_S = 0.2
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE")
 
@@ -33,7 +34,7 @@ class Advance(NamedTuple):
 Watch = Callable[[Advance], None]
 
 
-def run_program(
+def ask(
     program: Path,
     words: Sequence[str],
     *,
@@ -43,14 +44,16 @@ def run_program(
     help: str = "",
     limit_s: float | None = None,
     watch: Watch = lambda advance: None,
-) -> None:
-    """Run a program to its end, without this environment's Python path and a run's variables.
+) -> Any:
+    """Return the JSON that a program writes to the file that its last word names, after `words`.
 
-    `watch` gets its progress now and then. `name` is for errors, by default that of the file.
+    It runs without this environment's Python path and without a run's variables. `watch` gets its
+    progress now and then. `name` is for errors, by default that of the file.
 
     Raises:
         MqoError: of type `error`, as the program wrote it to the file that MQO_FAILURE names.
-        RunError: any other failure, with its last line; or it took more than `limit_s`.
+        RunError: any other failure, with its last line; or it took more than `limit_s`, or wrote no
+            result.
     """
     name = name or _name(program)
     # MQO_ variables configure a run, not this program, which reads everything from disk.
@@ -63,7 +66,7 @@ def run_program(
         with (
             (folder / OUTPUT).open("wb") as output,
             process.started(
-                [sys.executable, "-I", "-W", "ignore", str(program), *words],
+                [sys.executable, "-I", "-W", "ignore", str(program), *words, str(folder / ANSWER)],
                 env=kept | own | dict(variables or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -78,6 +81,9 @@ def run_program(
             last = text.strip().splitlines() or ["it printed nothing"]
             fault = f"{name} ended with exit code {code}: {last[-1]}"
             raise RunError(fault, help=help, detail=text[-4000:])
+        if not (folder / ANSWER).is_file():  # upstream exits with code 0 after some errors
+            raise RunError(f"{name} ended without a result")
+        return json.loads((folder / ANSWER).read_text(encoding="utf-8"))
 
 
 def _exit_code(
@@ -97,23 +103,10 @@ def _name(program: Path) -> str:
     return f"{program.parent.name}/{program.name}"
 
 
-def ask(program: Path, words: Sequence[str], **options: Any) -> Any:
-    """Return the JSON that a program writes to the file that its last word names, after `words`.
-
-    `options` are those of `run_program`. Raise what it raises, and RunError without a result.
-    """
-    with process.temporary_folder("mqo-facts-") as folder:
-        target = folder / "facts.json"
-        run_program(program, [*words, str(target)], **options)
-        if not target.is_file():  # upstream exits with code 0 after some errors
-            raise RunError(f"{options.get('name') or _name(program)} ended without a result")
-        return json.loads(target.read_text(encoding="utf-8"))
-
-
 def call(program: Path, function: str, request: Mapping[str, Any], **options: Any) -> Any:
     """Return what a function of a program returns; `request` are its arguments by name.
 
-    `options` are those of `run_program`. Raise what `ask` raises.
+    `options` are those of `ask`, which says what is raised.
     """
     with process.temporary_folder("mqo-request-") as folder:
         file = folder / "request.json"
