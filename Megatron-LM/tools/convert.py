@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,8 +134,7 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
         SavedError: ModelOpt quantizes the model; a value is too large for the dtype.
     """
     enter_tree()
-    stage("building the model", 1)
-    _, model = load([*flags, "--load", str(source)], lambda: stage("reading the checkpoint", 2))
+    _, model = load([*flags, "--load", str(source)])
     from huggingface_hub import save_torch_state_dict
     from mqo.megatron.run.modelopt import quantized_layers
     from mqo.megatron.run.untrusted import read_json_object
@@ -177,16 +176,14 @@ def stage(name: str, number: int) -> None:
     advance(name, number, STAGES)
 
 
-def load(
-    flags: list[str], built: Callable[[], None] = lambda: None
-) -> tuple[Namespace, torch.nn.Module]:
+def load(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:
     """Build the GPT of `flags`, and load the weights of the checkpoint that they name.
 
-    That of a HybridModel with the same blocks loads, too. `built` is called between building and
-    loading.
+    That of a HybridModel with the same blocks loads, too.
     """
+    stage("building the model", 1)
     args, model = build([*flags, "--finetune"])
-    built()
+    stage("reading the checkpoint", 2)
     from megatron.inference.one_process import load_weights
     from mqo.megatron.run.gpt_checkpoint import reading_hybrid
 

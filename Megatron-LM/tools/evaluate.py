@@ -287,8 +287,8 @@ def measured(
     """
     total, tokens = 0.0, 0
     for batch in batches_of(args, text, limit):
-        with load_model.watched_step(model, args):
-            losses = token_losses(model, batch)
+        with load_model.watched_step(model, args), torch.no_grad():
+            losses = load_model.token_losses(model, batch)
         total += losses.double().sum().item()
         tokens += losses.numel()
         told(tokens)
@@ -338,9 +338,3 @@ def windows(ids: Iterable[int], size: int) -> Iterator[list[int]]:
     while len(window) > 1:
         yield window
         window = [window[-1], *islice(stream, size)]
-
-
-def token_losses(model: Any, batch: list[list[int]]) -> Any:
-    """Return the losses of all tokens but a row's first, in nats, without gradients."""
-    with torch.no_grad():
-        return load_model.token_losses(model, batch)

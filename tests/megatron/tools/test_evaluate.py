@@ -5,12 +5,17 @@ from itertools import pairwise
 
 import pytest
 
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 
 @pytest.fixture(scope="module")
 def program(load_program):
     return load_program("evaluate")
+
+
+def ones(model, batch):
+    """Losses of 1."""
+    return torch.ones(len(batch), len(batch[0]) - 1)
 
 
 def test_every_token_but_the_first_is_predicted_once(program):
@@ -63,7 +68,9 @@ def test_a_text_shorter_than_a_window_is_refused(program, monkeypatch):
 
     torch = pytest.importorskip("torch")
     model = Namespace(mqo_watched=True)
-    monkeypatch.setattr(program, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1))
+    monkeypatch.setattr(
+        program.load_model, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1)
+    )
     args = Namespace(padded_vocab_size=100, seq_length=8, micro_batch_size=2)
     with pytest.raises(load_model.SavedError, match="a text holds 5 tokens") as caught:
         program.measured(model, args, program.Text("a text", [range(5)]), None)
@@ -91,7 +98,9 @@ def test_what_is_held_out_is_the_validation_split(program):
 
 def test_what_is_to_be_predicted_is_known_before_and_told_batch_by_batch(program, monkeypatch):
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(program, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1))
+    monkeypatch.setattr(
+        program.load_model, "token_losses", lambda m, b: torch.ones(len(b), len(b[0]) - 1)
+    )
     args = Namespace(padded_vocab_size=100, seq_length=4, micro_batch_size=2)
     part, told = program.Text("a text", [range(30)], 30), []
     assert (part.predicted(None), part.predicted(10)) == (29, 10)
