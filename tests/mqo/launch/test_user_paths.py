@@ -1,7 +1,5 @@
 """Relative paths in the user's flags mean the folder that the command was started in."""
 
-from pathlib import Path
-
 import pytest
 from mqo.launch.config import resolve
 from mqo.launch.user_paths import absolute_paths
@@ -26,13 +24,17 @@ from mqo.launch.user_paths import absolute_paths
         ([], []),
     ],
 )
-def test_paths_are_made_absolute_and_other_words_kept(given, expected):
-    assert list(absolute_paths(given, Path("/a/b"))) == expected
+def test_paths_are_made_absolute_and_other_words_kept(given, expected, tmp_path, monkeypatch):
+    (tmp_path / "a/b").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "a/b")
+    assert [word.replace(f"{tmp_path}/a", "/a") for word in absolute_paths(given)] == expected
 
 
-def test_a_tokenizer_that_is_there_is_a_path(tmp_path):
+def test_a_tokenizer_that_is_there_is_a_path(tmp_path, monkeypatch):
     (tmp_path / "tok").mkdir()
-    assert absolute_paths(["--tokenizer-model", "tok"], tmp_path)[1] == str(tmp_path / "tok")
+    monkeypatch.chdir(tmp_path)
+    words = ["--tokenizer-model", "tok"]
+    assert list(absolute_paths(words)) == [words[0], str(tmp_path / "tok")]
 
 
 def test_a_configuration_holds_absolute_paths(tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_a_temporary_snapshot_has_the_same_content_in_hard_links(patched, target
 def test_the_digests_of_a_copy_are_known_before_it_is_made(patched, target, own):
     patched.path("core/settings.toml").write_text("rate = 1")
     own |= {"series": patched.series}
-    expected = digests(patched.tree.root, edits(patched.tree, **own).files)
+    expected = digests(patched.tree.root, edits(patched.tree, **own)[0])
     snapshot(patched.tree, target, **own)
     code = [p for p in target.rglob("*") if p.suffix in (".py", ".toml")]
     assert expected == {str(p.relative_to(target)): sha256(p.read_bytes()) for p in code}

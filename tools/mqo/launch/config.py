@@ -359,7 +359,7 @@ def _experiment(
     if (name := rest.get("name")) is not None:
         check_own("model", name)
     full, file = model_of(model, name)
-    flags = absolute_paths(rest.get("extra_flags", ()))
+    flags = tuple(absolute_paths(rest.get("extra_flags", ())))
     if rest.get("text") is not None and dataset in tables.datasets():
         dataset = None  # the scripts name one, which would be a false name for a text
     corpus = dataset_of(dataset, rest.get("data_prefix"), flags)

@@ -52,7 +52,7 @@ class LazySource:
     def digests(self) -> dict[str, str]:
         """Return {path: SHA-256} of the Python and TOML files of the copy, made or not."""
         with self._tree.reading("snapshot"):
-            files = dict(edits(self._tree, **self._arguments).files)
+            files, *_ = edits(self._tree, **self._arguments)
             files |= {name: path.read_bytes() for name, path in self._ours.items()}
             return digests(self._tree.root, files)
 

@@ -37,30 +37,21 @@ _FLAGS = frozenset(
 _ONLY_IF_THERE = frozenset({"--tokenizer-model"})
 
 
-def absolute_paths(flags: Sequence[str], folder: Path | None = None) -> tuple[str, ...]:
-    """Return the flags with paths relative to `folder` made absolute.
-
-    Args:
-        flags: the user's flags for Megatron.
-        folder: by default the folder in which the command was started.
-    """
-    return tuple(_absolute(flags, folder or Path.cwd()))
-
-
-def _absolute(flags: Sequence[str], folder: Path) -> Iterator[str]:
+def absolute_paths(flags: Sequence[str]) -> Iterator[str]:
+    """Yield the user's flags for Megatron with absolute paths."""
     flag = ""
     for word in flags:
         if not word.startswith("--"):
-            yield _path(flag, word, folder)
+            yield _absolute(flag, word)
             continue
         flag, equals, value = word.partition("=")
-        yield f"{flag}={_path(flag, value, folder)}" if equals else word
+        yield f"{flag}={_absolute(flag, value)}" if equals else word
 
 
-def _path(flag: str, word: str, folder: Path) -> str:
+def _absolute(flag: str, word: str) -> str:
     """Return one value of a flag; weights of a blend and URLs stay unchanged."""
     if flag not in _FLAGS or not word or is_number(word) or "://" in word:
         return word
-    if flag in _ONLY_IF_THERE and not (folder / word).exists():
+    if flag in _ONLY_IF_THERE and not Path(word).exists():
         return word
-    return str((folder / word).resolve())
+    return str(Path(word).resolve())

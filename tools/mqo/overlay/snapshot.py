@@ -37,15 +37,6 @@ class Snapshot:
     shared_types: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Edits:
-    """The files that differ from the tree in a copy, None if removed, and the types of both."""
-
-    files: Mapping[str, bytes | None]
-    types: Mapping[str, str]
-    shared_types: Mapping[str, str]
-
-
 def snapshot(
     tree: Tree,
     target: Path,
@@ -67,15 +58,15 @@ def snapshot(
     tree.patched()  # before the lock, which would make a folder even without a tree
     copy = _link if is_temporary else _copy
     with tree.reading("snapshot"):
-        edited = edits(tree, types=types, without=without, series=series)
+        files, written, shared = edits(tree, types=types, without=without, series=series)
         with building(tree.root, target, command="snapshot") as folder:
             shutil.copytree(
                 tree.root, folder, ignore=_left_out, dirs_exist_ok=True, copy_function=copy
             )
-            for path, content in edited.files.items():
+            for path, content in files.items():
                 _write(folder / path, content)
             lend_helper(Project.here().tree, folder)
-    return Snapshot(Tree(target), edited.types, edited.shared_types)
+    return Snapshot(Tree(target), written, shared)
 
 
 def edits(
@@ -84,8 +75,12 @@ def edits(
     types: Mapping[str, str] | None = None,
     without: tuple[str, ...] = (),
     series: Series | None = None,
-) -> Edits:
-    """Return what a snapshot with these arguments changes; the caller holds the tree's lock."""
+) -> tuple[dict[str, bytes | None], dict[str, str], dict[str, str]]:
+    """Return what a snapshot with these arguments changes; the caller holds the tree's lock.
+
+    Returns:
+        The files that differ from the tree, None if removed; the types of the copy, and the tree's.
+    """
     manifest = tree.patched()
     _refuse_unfinished(tree, manifest)
     shared = types_in(tree, manifest)
@@ -103,7 +98,7 @@ def edits(
         files[path] = content = literals.write(content or b"", wanted)
         written |= {literal.site: literal.value for literal in literals.read(content)}
     _check_written(tree, named, written)
-    return Edits(files, written, shared)
+    return files, written, shared
 
 
 def digests(root: Path, files: Mapping[str, bytes | None]) -> dict[str, str]:
