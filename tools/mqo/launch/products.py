@@ -7,7 +7,7 @@ tree's source once on meta tensors.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, replace
 from string import ascii_lowercase
 from typing import Any
@@ -163,15 +163,12 @@ def groups(products: Iterable[Product]) -> list[Group]:
         kind = frozenset(tuple(asdict(row).values())[1:] for row in rows)
         equal.setdefault((pattern, kind), []).append(tuple(rows))
     patterns = [key[0] for key in equal]  # type: ignore[index]
-    return [
-        Group(_heading(pattern, rows, patterns.count(pattern)), len(rows), rows[0])
-        for pattern, rows in zip(patterns, equal.values(), strict=True)
-    ]
-
-
-def _heading(pattern: str, layers: Sequence[Sequence[Product]], groups: int) -> str:
-    """Return the pattern of a group, or the numbers of its layers if others have the pattern."""
-    return pattern if groups == 1 else ", ".join(compact([rows[0].layer for rows in layers]))
+    result = []
+    for pattern, alike in zip(patterns, equal.values(), strict=True):
+        if patterns.count(pattern) > 1:  # the numbers of its layers distinguish the group
+            pattern = ", ".join(compact([rows[0].layer for rows in alike]))
+        result.append(Group(pattern, len(alike), alike[0]))
+    return result
 
 
 def coverage_lines(coverage: Coverage) -> list[str]:

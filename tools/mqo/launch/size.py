@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
 from mqo.errors import ConvertError
 from mqo.matrix.tables import Shape
 from mqo.megatron.run import isolated
@@ -38,15 +36,10 @@ def check_size(where: str, shape: Shape) -> None:
 def check_numbers(where: str, shape: Shape) -> None:
     """Raise ConvertError for implausible sizes."""
     for part in (shape, shape.mla, shape.moe, shape.mamba):
-        if part is not None:
-            _check_part(where, part)
-
-
-def _check_part(where: str, part: BaseModel) -> None:
-    for name, size in part:
-        least = 0 if name in MAY_BE_ZERO else 1
-        most = MOST_LAYERS if name == "num_layers" else LARGEST
-        if type(size) is int and not least <= size <= most:
-            raise ConvertError(
-                f"{where} has {name} = {size}", expected=f"a number from {least} to {most:,}"
-            )
+        for name, size in part or ():
+            least = 0 if name in MAY_BE_ZERO else 1
+            most = MOST_LAYERS if name == "num_layers" else LARGEST
+            if type(size) is int and not least <= size <= most:
+                raise ConvertError(
+                    f"{where} has {name} = {size}", expected=f"a number from {least} to {most:,}"
+                )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -53,13 +54,9 @@ def check_flags(extra_flags: Sequence[str], added: Sequence[str] = ()) -> None:
             expected="a mode, a recipe or a rule for the precision of local layers",
             help=f"Leave {flag} out, or pass --transformer-impl {engine.NAME} after `--`",
         )
-    for flag in filter(PRECISION.fullmatch, names):
-        _check_needs(flag, {*names, *added})
-
-
-def _check_needs(flag: str, names: set[str]) -> None:
-    for pattern, needed in _NEEDS.items():
-        if re.fullmatch(pattern, flag) and not names & {*needed}:
+    for flag, pattern in itertools.product(filter(PRECISION.fullmatch, names), _NEEDS):
+        needed = _NEEDS[pattern]
+        if re.fullmatch(pattern, flag) and not {*names, *added} & {*needed}:
             raise FlagError(
                 f"{flag} changes nothing without {' or '.join(needed)}",
                 expected=" or ".join(needed),

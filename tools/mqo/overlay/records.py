@@ -124,16 +124,6 @@ class Modified:
     now: Mapping[str, str]
 
 
-def read_modified(path: Path) -> dict[str, Modified]:
-    """Return {tree-relative path: row} of a literals.json; empty without the file."""
-    rows = read(
-        path,
-        lambda table: {name: Modified(**row) for name, row in table["files"].items()},
-        help=f"Delete {path}, to take the current files as the originals",
-    )
-    return rows or {}
-
-
 def modified_as_json(files: Mapping[str, Modified]) -> bytes | None:
     """Return the file content of the record; None, which deletes it, if nothing is modified."""
     rows = {path: asdict(row) for path, row in sorted(files.items())}

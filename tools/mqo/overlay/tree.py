@@ -121,7 +121,13 @@ class Tree:
 
     def modified(self) -> dict[str, Modified]:
         """Return the files whose quant types were set by hand, by path."""
-        return records.read_modified(self.store / records.LITERALS)
+        path = self.store / records.LITERALS
+        rows = records.read(
+            path,
+            lambda table: {name: Modified(**row) for name, row in table["files"].items()},
+            help=f"Delete {path}, to take the current files as the originals",
+        )
+        return rows or {}
 
     # -- contents ---------------------------------------------------------------------------
 

@@ -67,10 +67,6 @@ def _read_mixtral(config: Table) -> dict[str, Any]:
     }
 
 
-def _write_mixtral(shape: Shape) -> dict[str, Any]:
-    return write_heads(shape) | {"sliding_window": None} | write_names(shape.moe, _MIXTRAL)
-
-
 def _is(shape: Shape, *, qk_norm: bool) -> bool:
     moe = shape.moe
     return (
@@ -119,7 +115,9 @@ MIXTRAL = Family(
         "rope_theta": 1e6,
     },
     read=_read_mixtral,
-    write=_write_mixtral,
+    write=lambda shape: (
+        write_heads(shape) | {"sliding_window": None} | write_names(shape.moe, _MIXTRAL)
+    ),
     expresses=_is_mixtral,
     rope_kinds=ROPE_KINDS,
     read_keys=HEAD_KEYS,
