@@ -2,14 +2,13 @@
 
 One is a small Llama, the other has multi-latent attention.
 
-It tests the tree that contains it, and writes a report, as JSON, to the file that its argument
-names; `mqo verify` judges it. It uses only names that all releases since 0.10 have.
+It tests the tree that contains it, and reports; `mqo verify` judges the report. It uses only names
+that all releases since 0.10 have.
 """
 
 import hashlib
 import importlib
 import inspect
-import json
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,9 +20,12 @@ LAYERS, HIDDEN, HEADS, GROUPS, VOCABULARY, BATCH, SEQUENCE = 2, 64, 4, 2, 128, 2
 LATENT = "latent"
 
 
-def main(target: Path) -> None:
-    """Run the models, and write the result, or the name of a missing package, to `target`."""
-    sys.path.insert(0, str(ROOT))
+def run() -> dict[str, Any]:
+    """Return the summed loss in nats, a hash of all gradients, and the quantizers' records.
+
+    `fused_loss` is the same loss with fused attention, or None if the types rule that out. If a
+    package is missing, return only its name.
+    """
     try:
         importlib.import_module("megatron.core.models.gpt.gpt_layer_specs")
         importlib.import_module("megatron.core.models.gpt.gpt_model")
@@ -31,17 +33,7 @@ def main(target: Path) -> None:
         # A missing module of Megatron is an error of the tree; any other is not installed here.
         if error.name is None or error.name.split(".")[0] in ("megatron", "mqo"):
             raise
-        facts: dict[str, Any] = {"lacks": error.name}
-    else:
-        facts = run()
-    target.write_text(json.dumps(facts), encoding="utf-8")
-
-
-def run() -> dict[str, Any]:
-    """Return the summed loss in nats, a hash of all gradients, and the quantizers' records.
-
-    `fused_loss` is the same loss with fused attention, or None if the types rule that out.
-    """
+        return {"lacks": error.name}
     import torch
     from mqo.quant.record import RECORDER
 
@@ -220,7 +212,3 @@ def attention_layers() -> set[str]:
     """Return the labels under which qk and pv must be recorded."""
     names = [f"decoder.layers.{i}.self_attention.core_attention" for i in range(LAYERS)]
     return {*names, *(f"{LATENT}.{name}" for name in names)}
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

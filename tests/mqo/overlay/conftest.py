@@ -93,17 +93,20 @@ FILES = (
 
 # Reports what a model would whose quantizers follow the literals in its own tree.
 PROGRAM = r"""
-import json, re, sys
+import re, sys
 from pathlib import Path
 
-gemms = (Path(__file__).parents[1] / "megatron/core/gemms.py").read_text()
-found = re.findall(r"custom_quant_type = '(\w+)'\n +(\w+) =", gemms)
-quantized = [(site, kind) for kind, site in found if kind != "none"]
-records = [[site, "layer", side, kind, 1] for site, kind in quantized for side in ("lhs", "rhs")]
-loss = 1.0 + len(records)
-facts = {"loss": loss, "fused_loss": loss, "gradients": f"{len(records)}", "finite": True}
-facts |= {"linear_layers": ["layer"], "attention_layers": ["layer"], "records": records}
-Path(sys.argv[1]).write_text(json.dumps(facts))
+def run():
+    gemms = (Path(__file__).parents[1] / "megatron/core/gemms.py").read_text()
+    found = re.findall(r"custom_quant_type = '(\w+)'\n +(\w+) =", gemms)
+    quantized = [(site, kind) for kind, site in found if kind != "none"]
+    records = [
+        [site, "layer", side, kind, 1] for site, kind in quantized for side in ("lhs", "rhs")
+    ]
+    loss = 1.0 + len(records)
+    facts = {"loss": loss, "fused_loss": loss, "gradients": f"{len(records)}", "finite": True}
+    facts |= {"linear_layers": ["layer"], "attention_layers": ["layer"], "records": records}
+    return facts
 """
 
 PIN_TEXT = """

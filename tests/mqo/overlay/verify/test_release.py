@@ -125,14 +125,14 @@ def test_a_restore_that_refuses_is_red(trial, monkeypatch):
 
 
 def test_a_program_that_fails_is_red_with_its_last_words(trial):
-    trial.change(PROGRAM, "import json", "raise ValueError('a shape is off')\nimport json")
+    trial.change(PROGRAM, "import re", "raise ValueError('a shape is off')\nimport re")
     result = trial.verify()
     assert result.forward == "failed"
     red(result, "ValueError: a shape is off")
 
 
 def test_a_program_that_reports_nothing_is_red(trial):
-    trial.change(PROGRAM, "Path(sys.argv[1]).write_text", "str")
+    trial.change(PROGRAM, "import re", "import re, os; os._exit(0)\nimport re")
     red(trial.verify(), "ended without a result")
 
 

@@ -19,7 +19,7 @@ from mqo.overlay.quant_types.gemms import ATTEND, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
-from mqo.program import ask
+from mqo.program import call
 
 PROGRAM = "tools/verify_forward.py"
 QUANT_TYPE = "mxfp8"
@@ -88,7 +88,7 @@ def _step(root: Path) -> Step:
     # One thread: sums in another order would differ in the last bit. No compiler: none is needed.
     chosen = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "CC": "none", "CXX": "none"}
     try:
-        facts = ask(root / PROGRAM, [], variables=chosen, limit_s=TIME_LIMIT_S)
+        facts = call(root / PROGRAM, "run", {}, variables=chosen, limit_s=TIME_LIMIT_S)
     except RunError as error:
         return Step(error=error.found)
     return Step.from_table(facts)
