@@ -126,7 +126,7 @@ REASONS = {
     ],
     "a download that is compared with its pinned hash": [
         f"{T}data/debian_docs.py::_texts",
-        f"{T}data/mix.py::_npm_texts.texts x2",
+        f"{T}data/mix.py::_npm_texts x2",
         f"{T}data/sample.py::articles x2",
         f"{T}data/sample.py::fetch",
         f"{T}data/sample.py::read_dump",

@@ -55,9 +55,13 @@ def predictions(losses: Losses, noise_ratio: Mapping[str, float]) -> list[Predic
         "SQNR, mean of the forward pass's operands": forward,
         "gradient to noise after 100 steps": dict(noise_ratio),
     }
-    results = [_of_values(name, values, final) for name, values in fixed.items()]
-    for step in _steps(losses):
-        results.append(_of_gaps(f"gap after {step} steps", _gaps_at(losses, step), final))
+    # They grow with precision, and do not depend on the seed.
+    known: dict[str, Gaps] = {
+        name: {arm: dict.fromkeys(final.get(arm, ()), -value) for arm, value in values.items()}
+        for name, values in fixed.items()
+    }
+    known |= {f"gap after {step} steps": _gaps_at(losses, step) for step in _steps(losses)}
+    results = [_prediction(name, early, final) for name, early in known.items()]
     return [result for result in results if result is not None]
 
 
@@ -91,24 +95,6 @@ def _steps(losses: Losses) -> list[int]:
     return [step for step, _ in curve]
 
 
-def _of_values(name: str, values: Mapping[str, float], final: Gaps) -> Prediction | None:
-    """Return the correlation of the final gap with minus a quantity that grows with precision."""
-    arms = sorted(values.keys() & final.keys())
-    x = np.array([-values[arm] for arm in arms])
-    return _prediction(
-        name, [(x, _means(final, arms, others)) for _, others in _divisions(final, arms)]
-    )
-
-
-def _of_gaps(name: str, early: Gaps, final: Gaps) -> Prediction | None:
-    arms = sorted(early.keys() & final.keys())
-    pairs = [
-        (_means(early, arms, known), _means(final, arms, others))
-        for known, others in _divisions(final, arms)
-    ]
-    return _prediction(name, pairs)
-
-
 def _divisions(gaps: Gaps, arms: list[str]) -> Iterator[tuple[list[int], list[int]]]:
     """Yield each choice of KNOWN seeds, and the others, of the seeds that all arms have."""
     seeds = sorted(set.intersection(*(set(gaps[arm]) for arm in arms))) if arms else []
@@ -121,16 +107,20 @@ def _means(gaps: Gaps, arms: list[str], seeds: list[int]) -> np.ndarray:
     return np.array([statistics.fmean(gaps[arm][seed] for seed in seeds) for arm in arms])
 
 
-def _prediction(name: str, pairs: list[tuple[np.ndarray, np.ndarray]]) -> Prediction | None:
-    """Return the mean correlation of (predictor, gap) pairs, each [arms]; resample the arms."""
-    if not pairs or len(pairs[0][0]) < LEAST_ARMS:
+def _prediction(name: str, early: Gaps, final: Gaps) -> Prediction | None:
+    """Return the mean correlation over the divisions of the seeds; resample the arms."""
+    arms = sorted(early.keys() & final.keys())
+    pairs = [
+        (_means(early, arms, known), _means(final, arms, others))
+        for known, others in _divisions(final, arms)
+    ]
+    if not pairs or len(arms) < LEAST_ARMS:
         return None
-    count = len(pairs[0][0])
-    drawn = np.random.default_rng(0).integers(0, count, (RESAMPLES, count))
-    drawn = np.concatenate([np.arange(count)[None], drawn])  # the first row: the arms as they are
+    drawn = np.random.default_rng(0).integers(0, len(arms), (RESAMPLES, len(arms)))
+    drawn = np.concatenate([np.arange(len(arms))[None], drawn])  # the first row: as they are
     rho = np.mean([_rank_correlation(x[drawn], y[drawn]) for x, y in pairs], axis=0)
     low, high = np.nanpercentile(rho[1:], [2.5, 97.5])
-    return Prediction(name, count, float(rho[0]), float(low), float(high))
+    return Prediction(name, len(arms), float(rho[0]), float(low), float(high))
 
 
 def _rank_correlation(x: np.ndarray, y: np.ndarray) -> np.ndarray:

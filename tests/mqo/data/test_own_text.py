@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 from mqo.data import own_text, tokenizer
 from mqo.data import prepare as prepare_module
-from mqo.data.own_text import BadTable, prepare_text, survey, text_files
+from mqo.data.own_text import prepare_text, survey, text_files
 from mqo.data.pipeline import Counts
 from mqo.errors import DataError, MissingError
 from mqo.project import Project
@@ -50,9 +50,9 @@ def count_lines(kind, inputs, words, stem, **how):
 
 
 def read(path):
-    bad = BadTable()
+    bad = {}
     texts = list(own_text.documents(path, bad))
-    return texts, {row.kind: (row.count, row.line) for row in bad.rows.values()}
+    return texts, {row.kind: (row.count, row.line) for row in bad.values()}
 
 
 # -- reading ---------------------------------------------------------------------------------------

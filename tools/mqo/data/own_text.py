@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ _JSON, _PLAIN = "jsonl", "text"  # kinds of mqo.data.corpus
 _PARTS = 100
 _PART = 1_000  # bytes of a document of a plain text, at least
 _START = 1 << 16  # bytes that are searched for NUL
+Bad = dict[str, BadRecords]  # the records that are left out, by kind
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json")  # what encoding depends on
 
 
@@ -137,16 +137,9 @@ def _digest(folder: Path) -> str:
 # -- reading ---------------------------------------------------------------------------------------
 
 
-@dataclass
-class BadTable:
-    """The records that are left out, by kind."""
-
-    rows: dict[str, BadRecords] = field(default_factory=dict)
-
-    def add(self, kind: str, file: Path, line: int) -> None:
-        """Count a record."""
-        row = self.rows.get(kind) or BadRecords(kind=kind, count=0, file=file.name, line=line)
-        self.rows[kind] = row.model_copy(update={"count": row.count + 1})
+def _count(bad: Bad, kind: str, file: Path, line: int) -> None:
+    row = bad.get(kind) or BadRecords(kind=kind, count=0, file=file.name, line=line)
+    bad[kind] = row.model_copy(update={"count": row.count + 1})
 
 
 def bad_line(bad: Sequence[BadRecords]) -> str:
@@ -156,23 +149,23 @@ def bad_line(bad: Sequence[BadRecords]) -> str:
     return f"{total:,} {'record' if total == 1 else 'records'} left out: {', '.join(kinds)}"
 
 
-def documents(file: Path, bad: BadTable) -> Iterator[str]:
+def documents(file: Path, bad: Bad) -> Iterator[str]:
     """Yield the documents of a file; add the records that have no text to `bad`."""
     return (_records if _kind(file) == _JSON else _parts)(file, bad)
 
 
-def _records(file: Path, bad: BadTable) -> Iterator[str]:
+def _records(file: Path, bad: Bad) -> Iterator[str]:
     for chunk in corpus.read(file, _JSON, _KEYS):
         for line, texts in corpus.documents(chunk, _KEYS):
             if isinstance(texts, corpus.Fault):
-                bad.add(texts.kind, file, line)
+                _count(bad, texts.kind, file, line)
             elif texts[0].strip():
                 yield texts[0]
             else:
-                bad.add("empty", file, line)
+                _count(bad, "empty", file, line)
 
 
-def _parts(file: Path, bad: BadTable) -> Iterator[str]:
+def _parts(file: Path, bad: Bad) -> Iterator[str]:
     """Yield the parts of a plain text, cut at empty lines where there are some."""
     least = max(_PART, file.stat().st_size // _PARTS)
     lines: list[bytes] = []
@@ -188,12 +181,12 @@ def _parts(file: Path, bad: BadTable) -> Iterator[str]:
     yield from _part(file, first, lines, bad)
 
 
-def _part(file: Path, first: int, lines: Sequence[bytes], bad: BadTable) -> Iterator[str]:
+def _part(file: Path, first: int, lines: Sequence[bytes], bad: Bad) -> Iterator[str]:
     content = b"".join(lines)
     try:
         text = content.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
-        bad.add("not UTF-8", file, first + content.count(b"\n", 0, error.start))
+        _count(bad, "not UTF-8", file, first + content.count(b"\n", 0, error.start))
         return
     if text.strip():
         yield text
@@ -222,13 +215,14 @@ def prepare_text(
 
 
 def _build(text: TextFiles, given: Path | None, report: Say, folder: Path) -> cached.Contents:
-    lines, bad, files = layout(folder, text.name)[0], BadTable(), [*map(Path, text.files)]
+    lines, files = layout(folder, text.name)[0], [*map(Path, text.files)]
+    bad: Bad = {}
     count = sample.write_jsonl(({"text": t} for f in files for t in documents(f, bad)), lines)
     for file in files:
         with reading(DataError):
             if sha256_of(file) != text.files[str(file)]:
                 raise _changed(file)
-    rows = tuple(bad.rows.values())
+    rows = tuple(bad.values())
     _check_documents(text, count, rows)
     contents = index_text(folder, text.name, report, given, os.cpu_count() or 1)
     lines.unlink()  # training reads the index
@@ -240,9 +234,9 @@ def survey(text: TextFiles) -> tuple[int, tuple[BadRecords, ...]]:
 
     Raises what `prepare_text` raises for them.
     """
-    bad = BadTable()
+    bad: Bad = {}
     count = sum(1 for file in text.files for _ in documents(Path(file), bad))
-    rows = tuple(bad.rows.values())
+    rows = tuple(bad.values())
     _check_documents(text, count, rows)
     return count, rows
 

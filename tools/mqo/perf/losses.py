@@ -111,14 +111,11 @@ def _first(kinds: Iterable[tuple], runs: Iterable[Run], path: Path) -> int:
 
     `runs` are all: the first path's may have been repeated at another one.
     """
-    root, order = path.resolve(), list(kinds)
-    own = [run for run in runs if run.folder.root.is_relative_to(root)]
-    below = {(*run.kind, run.variant): run for run in own}
-    if not below:
-        return 0
+    root = path.resolve()
+    below = {(*run.kind, run.variant) for run in runs if run.folder.root.is_relative_to(root)}
     # False sorts first.
-    rank = {kind: (run.variant != BASELINE, order.index(kind)) for kind, run in below.items()}
-    return order.index(min(rank, key=rank.__getitem__))
+    rank = [(kind[-1] != BASELINE, i) for i, kind in enumerate(kinds) if kind in below]
+    return min(rank, default=(False, 0))[1]
 
 
 def _named(sides: Sequence[Sequence[Run]], labels: Sequence[str], name: str) -> int:
@@ -164,10 +161,9 @@ def _step_gaps(run: Run, base: Run) -> list[float]:
 def differences(base: Run, run: Run) -> dict[str, tuple[Value | None, Value | None]]:
     """Return {field of a configuration: (its values in `base` and `run`)}, without seeds."""
     first, second = (_fields(each) for each in (base, run))
-    names = [*first, *(name for name in second if name not in first)]
     return {
         name: (first.get(name), second.get(name))
-        for name in names
+        for name in first | second
         if first.get(name) != second.get(name)
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mqo.matrix.tables import ATTENTION_SITES
 from mqo.quant import formats
@@ -23,21 +24,13 @@ _DASHES = {
     (True, True, True): "longdashdot",
 }
 _OTHER = "dashdot"
-# plotly's name of a dash -> matplotlib's.
-DASHES = {
-    "solid": "-",
-    "dot": ":",
-    "dash": "--",
-    "dashdot": "-.",
-    "longdashdot": (0, (8, 2, 1, 2)),
-}
-# The meaning of a dash for a quantized run.
-SITES_OF = {
-    "dash": "linear layers dashed",
-    "dot": "QK dotted",
-    "solid": "linear layers and QK solid",
-    "longdashdot": "linear layers, QK and PV with long dashes and dots",
-    "dashdot": "other sites with dashes and dots",
+# plotly's name of a dash -> matplotlib's, and its meaning for a quantized run.
+DASHES: dict[str, tuple[Any, str]] = {
+    "dash": ("--", "linear layers dashed"),
+    "dot": (":", "QK dotted"),
+    "solid": ("-", "linear layers and QK solid"),
+    "longdashdot": ((0, (8, 2, 1, 2)), "linear layers, QK and PV with long dashes and dots"),
+    "dashdot": ("-.", "other sites with dashes and dots"),
 }
 
 
@@ -120,5 +113,5 @@ def legend(types: Sequence[Mapping[str, str]]) -> tuple[str, str]:
     rows = sorted(families.items())
     named = [f"{name} {colors()[row].name}" for name, row in rows if name != "none"]
     dashes = {look(run_types).dash for run_types in types if family(run_types) != "none"}
-    lines = [text for dash, text in SITES_OF.items() if dash in dashes]
+    lines = [text for dash, (_, text) in DASHES.items() if dash in dashes]
     return "; ".join((*named, f"unquantized {colors()['none'].name}")), "; ".join(lines)

@@ -169,11 +169,5 @@ def _single(run: RunFolder) -> _Single:
         is_baseline=not quantization.schedule and set(types.values()) <= {NONE},
         train=train,
         valid=valid,
-        vocabulary=_vocabulary(run),
+        vocabulary=parsed(run.result, Result).vocab_size if run.result.exists() else None,
     )
-
-
-def _vocabulary(run: RunFolder) -> int | None:
-    if not run.result.exists():
-        return None
-    return parsed(run.result, Result).vocab_size

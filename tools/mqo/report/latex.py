@@ -39,7 +39,7 @@ def table(group: Group) -> str:
 
 def line(row: Row) -> str:
     """Return a variant's cells; values not measured, or that need several seeds, are empty."""
-    loss = f"{row.loss.mean:.4f}" if row.loss else ""
+    loss = f"{row.loss.mean:.4f}"
     cells = (escape(row.label), str(len(row.runs)), loss, *gap_cells(row.gap))
     return " & ".join(cells)
 

@@ -96,7 +96,7 @@ def draw_curves(
 
 def _draw_band(axes: Any, curve: Curve, kind: str, *, labelled: bool) -> None:
     band, points = getattr(curve, kind), kind == "valid"
-    style = {"color": curve.look.light, "linestyle": DASHES[curve.look.dash], "linewidth": 1.2}
+    style = {"color": curve.look.light, "linestyle": DASHES[curve.look.dash][0], "linewidth": 1.2}
     symbol = curve.look.symbol
     style |= {"marker": symbol.matplotlib, "markersize": 4 if points else 5}
     if not points:  # sparse markers; a plain mode has none
