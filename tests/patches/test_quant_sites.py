@@ -120,9 +120,7 @@ class Recorder:
 def recorder(module):
     recorder = Recorder()
     module(
-        "mqo.quant",
-        gemm_operands=recorder.gemm_operands,
-        saved_operands=recorder.saved_operands,
+        "mqo.quant", gemm_operands=recorder.gemm_operands, saved_operands=recorder.saved_operands
     )
     return recorder
 

@@ -46,9 +46,7 @@ def test_a_record_without_calls_is_a_site_that_never_ran():
 
 def test_another_type_is_named_with_its_layers():
     ran = records("qk", "hifp8", "a") + records("qk", "hifp8", "b") + records("qk", "mxfp8", "c")
-    assert missing({"qk": "mxfp8"}, ran) == [
-        "qk: its type is mxfp8, but a and 1 more ran as hifp8",
-    ]
+    assert missing({"qk": "mxfp8"}, ran) == ["qk: its type is mxfp8, but a and 1 more ran as hifp8"]
 
 
 @pytest.mark.parametrize("asked", [{}, {"wgrad": "none"}])
@@ -184,11 +182,7 @@ def test_each_site_and_type_is_judged_by_itself():
 
 @pytest.mark.parametrize(
     "record",
-    [
-        measured(signal=0.0),
-        measured(calls=0, signal=0.0),
-        measured(kind="excluded"),
-    ],
+    [measured(signal=0.0), measured(calls=0, signal=0.0), measured(kind="excluded")],
     ids=["zeros", "unmeasured", "excluded"],
 )
 def test_without_a_signal_or_a_measurement_nothing_is_judged(record):

@@ -93,10 +93,7 @@ def test_it_gets_both_tensors_as_the_quantizer_gets_its_own():
 
 @pytest.mark.parametrize(
     "estimate",
-    [
-        lambda grad, x, context: grad[:1],
-        lambda grad, x, context: None,
-    ],
+    [lambda grad, x, context: grad[:1], lambda grad, x, context: None],
     ids=["another shape", "no tensor"],
 )
 def test_an_error_names_the_operand(estimate):

@@ -46,8 +46,7 @@ def test_every_quantized_operand_is_counted_by_site_layer_operand_and_type():
 
 
 @pytest.mark.parametrize(
-    ("every", "expected"),
-    [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 3, 6]), (50, [1]), (0, [])],
+    ("every", "expected"), [(1, [1, 2, 3, 4, 5, 6, 7]), (3, [1, 3, 6]), (50, [1]), (0, [])]
 )
 def test_the_first_iteration_is_measured_and_each_multiple(options, every, expected):
     options(f"[record]\nevery = {every}\n")

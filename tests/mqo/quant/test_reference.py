@@ -30,10 +30,7 @@ def tensors(draw):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
-    tensors(),
-    st.sampled_from(KINDS),
-    st.sampled_from(BLOCK_SIZES),
-    st.sampled_from(SCALE_RULES),
+    tensors(), st.sampled_from(KINDS), st.sampled_from(BLOCK_SIZES), st.sampled_from(SCALE_RULES)
 )
 def test_an_axis_is_the_last_one_moved(assert_same_bits, tensor_and_axis, kind, block, rule):
     x, axis = tensor_and_axis

@@ -148,12 +148,7 @@ def test_several_are_replaced_by_values_of_other_lengths():
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"x = 1\nif:\n",
-        b"x = 1\ny = '\xe9'\n",
-        b"x = 1\n\0",
-        b"x = " + b"(" * 500 + b")" * 500,
-    ],
+    [b"x = 1\nif:\n", b"x = 1\ny = '\xe9'\n", b"x = 1\n\0", b"x = " + b"(" * 500 + b")" * 500],
     ids=["broken", "not UTF-8", "a null byte", "nested too deeply"],
 )
 def test_what_is_no_python_is_an_error(content):

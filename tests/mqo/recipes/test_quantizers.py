@@ -56,15 +56,7 @@ def test_a_file_may_be_declared_again_and_with_changes(write):
     assert PLUGINS["mine"].block == 16
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x = 1\n",
-        "x = (\n",
-        function("mxfp4"),
-        function("mine") * 2,
-    ],
-)
+@pytest.mark.parametrize("text", ["x = 1\n", "x = (\n", function("mxfp4"), function("mine") * 2])
 def test_a_faulty_file_is_refused_and_declares_nothing(write, text):
     path = write(text)
     with pytest.raises(PluginError, match=r"mine\.py"):

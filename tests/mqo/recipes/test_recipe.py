@@ -242,8 +242,7 @@ def test_kept_blocks_and_the_output_layer_are_rules():
 
 
 @pytest.mark.parametrize(
-    ("count", "blocks"),
-    [(2, []), (8, [7]), (16, [0, 14, 15]), (62, [0, 1, *range(54, 62)])],
+    ("count", "blocks"), [(2, []), (8, [7]), (16, [0, 14, 15]), (62, [0, 1, *range(54, 62)])]
 )
 def test_kept_shares_are_rounded(count, blocks):
     (rule,) = recipes.read("nvfp4").rules

@@ -168,13 +168,7 @@ def test_each_micro_batch_draws_its_own_numbers_in_its_backward_pass(operands, o
         assert not torch.equal(one, other)
 
 
-CHANGED = {
-    "qk_recompute": {0, 1, 2},
-    "dv": {2},
-    "dp": {0, 1},
-    "dq": {0},
-    "dk": {1},
-}
+CHANGED = {"qk_recompute": {0, 1, 2}, "dv": {2}, "dp": {0, 1}, "dq": {0}, "dk": {1}}
 
 
 @pytest.mark.parametrize("site", ATTENTION_BACKWARD)

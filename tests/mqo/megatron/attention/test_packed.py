@@ -88,11 +88,7 @@ def test_the_device_is_asked_once_for_all_layers():
 @pytest.mark.parametrize(
     ("packed", "layer", "why"),
     [
-        (
-            packed_of(cu_seqlens_kv=torch.tensor([0, 150])),
-            Layer(),
-            "packed differently",
-        ),
+        (packed_of(cu_seqlens_kv=torch.tensor([0, 150])), Layer(), "packed differently"),
         (packed_of(qkv_format="sbhd"), Layer(), "valid: thd"),
         (packed_of(), Layer("unfused"), "unfused"),
         (packed_of(), Layer(dropout=0.5), "--attention-dropout"),

@@ -303,42 +303,41 @@ def test_a_resumed_run_says_which_operands_are_not_the_checkpoints(run, capsys):
     assert "fprop.weight" not in said
 
 
-def test_a_resumed_run_says_that_its_rules_are_in_another_order(run, capsys):
+@pytest.fixture
+def said(run):
+    """A function that returns what each of some runs says of the checkpoint of the run before."""
+
+    def texts(*runs, **arguments):
+        found = []
+        for options in runs:
+            run(**{"fprop": "mxfp8"} | options)
+            args = Namespace(train_iters=4, **{name: next(v) for name, v in arguments.items()})
+            found.append(resumed_types.keep_types(args, config.current()))
+            note_checkpoint(args)
+        return found
+
+    return texts
+
+
+def test_a_resumed_run_says_that_its_rules_are_in_another_order(said):
     one = '[[rules]]\nlayers = "fprop:a"\nquant_type = "none"\n'
     two = '[[rules]]\nlayers = "fprop:*"\nquant_type = "mxfp4"\n'
-    written = []
-    for rest in (one + two, two + one):
-        run(fprop="mxfp8", rest=rest)
-        options = config.current()
-        args = Namespace(train_iters=4)
-        written.append((resumed_types.keep_types(args, options), args))
-        note_checkpoint(args)
-    assert written[0][0] == []
-    assert written[0][1].mqo_operands != written[1][1].mqo_operands
-    assert any(text.startswith("rules ") for text in written[1][0])
+    first, second = said({"rest": one + two}, {"rest": two + one})
+    assert first == []
+    assert any(text.startswith("rules ") for text in second)
 
 
 @pytest.mark.parametrize("name", ["exclude", "include"])
-def test_a_resumed_run_says_that_its_patterns_changed(run, name):
-    texts = []
-    for patterns in ({}, {name: ["a"]}, {name: ["a"]}):
-        run(fprop="mxfp8", **patterns)
-        args = Namespace(train_iters=4)
-        texts.append(resumed_types.keep_types(args, config.current()))
-        note_checkpoint(args)
+def test_a_resumed_run_says_that_its_patterns_changed(said, name):
     changed = f"{name} was none in the run that wrote the checkpoint, and is a"
-    assert texts == [[], [changed], []]
+    assert said({}, {name: ["a"]}, {name: ["a"]}) == [[], [changed], []]
 
 
-def test_a_resumed_run_says_that_its_tokenizer_is_another_one(run):
-    texts = []
-    for path in ("a/tokenizer", "a/tokenizer", "b/tokenizer"):
-        run(fprop="mxfp8")
-        args = Namespace(train_iters=4, tokenizer_model=path)
-        texts.append(resumed_types.keep_types(args, config.current()))
-        note_checkpoint(args)
-    assert texts[:2] == [[], []]
-    assert [text.startswith("the tokenizer was a/tokenizer ") for text in texts[2]] == [True]
+def test_a_resumed_run_says_that_its_tokenizer_is_another_one(said):
+    paths = iter(("a/tokenizer", "a/tokenizer", "b/tokenizer"))
+    *before, (text,) = said({}, {}, {}, tokenizer_model=paths)
+    assert before == [[], []]
+    assert text.startswith("the tokenizer was a/tokenizer ")
 
 
 def plugin_rows(digest="abcdef0123", options=""):
@@ -347,20 +346,9 @@ def plugin_rows(digest="abcdef0123", options=""):
     return f"[plugins.mine]\ndigest = '{digest}'\n{declared}\noptions = {{ {options} }}\n"
 
 
-@pytest.fixture
-def loaded(run):
-    """A function that returns what a run says of the checkpoint of another run, by their rows."""
-
-    def said(kinds, rows):
-        texts = []
-        for kind, rest in zip(kinds, rows, strict=True):
-            run(fprop=kind, rest=rest)
-            args = Namespace(train_iters=4)
-            texts = resumed_types.keep_types(args, config.current())
-            note_checkpoint(args)
-        return texts
-
-    return said
+def own(*rows, kind="mine"):
+    """Options of runs with a quantizer or format of the user."""
+    return [{"fprop": kind, "rest": rest} for rest in rows]
 
 
 @pytest.mark.parametrize(
@@ -371,23 +359,19 @@ def loaded(run):
         (plugin_rows(options="kind = 'b'"), ("kind b",)),
     ],
 )
-def test_another_version_and_other_options_of_a_quantizer_are_said(loaded, other, parts):
-    (text,) = loaded(["mine", "mine"], [plugin_rows(), other])
-    assert text.startswith("mine was ") and all(part in text for part in parts)
-    (text,) = loaded(["mine", "mine"], [other, plugin_rows()])
-    assert text.startswith("mine was ") and all(part in text for part in parts)
+def test_another_version_and_other_options_of_a_quantizer_are_said(said, other, parts):
+    """And of an equal one nothing."""
+    _, (one,), (two,), same = said(*own(plugin_rows(), other, plugin_rows(), plugin_rows()))
+    for text in (one, two):
+        assert text.startswith("mine was ") and all(part in text for part in parts)
+    assert same == []
 
 
-def test_the_same_quantizer_is_not_said(loaded):
-    rows = plugin_rows(options="gain = 3.0")
-    assert loaded(["mine", "mine"], [rows, rows]) == []
-
-
-def test_a_quantizer_that_only_one_of_the_runs_has_is_said_as_a_type(loaded):
-    for kinds in (("mine", "mxfp8"), ("mxfp8", "mine")):
-        rows = [plugin_rows() if kind == "mine" else "" for kind in kinds]
-        (text,) = loaded(kinds, rows)
-        assert text.startswith(f"fprop was {kinds[0]} ") and text.endswith(kinds[1])
+def test_a_quantizer_that_only_one_of_the_runs_has_is_said_as_a_type(said):
+    (mine,), without = own(plugin_rows()), {"fprop": "mxfp8"}
+    _, (gone,), (new,) = said(mine, without, mine)
+    assert gone.startswith("fprop was mine ") and gone.endswith("mxfp8")
+    assert new.startswith("fprop was mxfp8 ") and new.endswith("mine")
 
 
 def test_checkpoints_name_only_quantizers_that_a_run_uses(run):
@@ -408,12 +392,12 @@ def format_rows(block):
     return f"[formats]\nown6 = {{ row = {{ {text} }}, digest = '{own.row.digest}' }}\n"
 
 
-def test_a_training_goes_on_only_with_the_row_of_its_checkpoint(loaded):
-    assert loaded(["own6", "own6"], [format_rows(32)] * 2) == []
+def test_a_training_goes_on_only_with_the_row_of_its_checkpoint(said):
+    wide, narrow = own(format_rows(32), format_rows(16), kind="own6")
+    *_, same, (text,) = said(wide, wide, {"fprop": "mxfp8"})
+    assert same == [] and text.startswith("fprop was own6")
     with pytest.raises(CheckpointError, match=r"own6 was .* and is "):
-        loaded(["own6", "own6"], [format_rows(32), format_rows(16)])
-    (text,) = loaded(["own6", "mxfp8"], [format_rows(32), ""])
-    assert text.startswith("fprop was own6")
+        said(wide, narrow)
 
 
 def test_finetuning_may_change_a_row(run):

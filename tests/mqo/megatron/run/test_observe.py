@@ -57,10 +57,7 @@ def test_a_measured_step_writes_scalars_and_a_histogram(run, writer):
     with recorded(writer):
         step(1, *operands)
     found = {row["name"]: row for row in rows(folder) if row["name"].startswith(TAG)}
-    assert set(found) == {
-        *(f"{TAG}/{name}" for name in SCALARS),
-        f"{TAG}/scale_exponent",
-    }
+    assert set(found) == {*(f"{TAG}/{name}" for name in SCALARS), f"{TAG}/scale_exponent"}
     assert {row["iteration"] for row in found.values()} == {1}
     x = torch.cat(operands)
     q = fake_quantize(x, current().spec("mxfp8"))

@@ -27,10 +27,7 @@ def products(found):
     [
         (lambda: torch.mm(torch.ones(3, 5), torch.ones(5, 7)), (1, 3, 7, 5)),
         (lambda: torch.bmm(torch.ones(2, 3, 5), torch.ones(2, 5, 7)), (2, 3, 7, 5)),
-        (
-            lambda: torch.addmm(torch.ones(7), torch.ones(3, 5), torch.ones(5, 7)),
-            (1, 3, 7, 5),
-        ),
+        (lambda: torch.addmm(torch.ones(7), torch.ones(3, 5), torch.ones(5, 7)), (1, 3, 7, 5)),
         (
             lambda: torch.baddbmm(torch.ones(2, 3, 7), torch.ones(2, 3, 5), torch.ones(2, 5, 7)),
             (2, 3, 7, 5),
