@@ -1,6 +1,7 @@
 """This checkout with its Megatron tree: without it, modules that import this are skipped."""
 
 import shutil
+import subprocess
 
 import pytest
 from mqo.project import Project
@@ -8,6 +9,20 @@ from mqo.project import Project
 PROJECT = Project.here()
 if not (PROJECT.tree / "megatron/core").exists():
     pytest.skip("the tree is not vendored: run `mqo setup`", allow_module_level=True)
+
+
+def git(root, *words):
+    """What git printed of a command in a folder, as a person of the tests."""
+    person = ("-c", "user.name=a tester", "-c", "user.email=tester@example.org")
+    command = ["git", "-C", str(root), *person, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def commit_all(root):
+    """Make a folder a git work tree, whose one commit has all of its files."""
+    git(root, "init", "-q")
+    git(root, "add", "--all", "--force")
+    git(root, "commit", "-qm", "all")
 
 
 def copy_checkout(tree, root):
