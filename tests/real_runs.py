@@ -36,6 +36,7 @@ MEASURED = {
 # Every mode of the types that have scripts. The others are tested in a mode each, for all GEMMs.
 MODES = tables.expand_modes(tables.ALL)
 
+NORM = "grad-norm"
 # Of six steps the third is saved, too.
 LAST, SAVED = 6, 3
 SAVED_HALFWAY = (
@@ -115,6 +116,12 @@ def losses(run):
     """[(step, loss)] of training and, where there was any, of validation."""
     metrics = run.read_metrics()
     return metrics[TRAIN_LOSS], metrics.get(VALID_LOSS)
+
+
+def deviation(run, reference, name, steps=None):
+    """The largest relative deviation of a recorded value in the first steps, or in all."""
+    pairs = list(zip(run.read_metrics()[name], reference.read_metrics()[name], strict=True))
+    return max(abs(one - right) / abs(right) for (_, one), (_, right) in pairs[:steps])
 
 
 def tracked(checkpoints):

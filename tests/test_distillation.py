@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from . import real_runs
-from .real_runs import SAVED, SAVED_HALFWAY, SHORT_STEPS, stats_of, tracked
+from .real_runs import NORM, SAVED, SAVED_HALFWAY, SHORT_STEPS, stats_of, tracked
 from .vendored_tree import PROJECT
 
 SIZES = f"{SAVED_HALFWAY} --eval-iters 1 --eval-interval 100".split()
@@ -30,7 +30,7 @@ intermediate_layer_pairs:
   - [decoder.final_layernorm, decoder.final_layernorm]
 skip_lm_loss: false
 """
-LOGITS, BETWEEN, NORM = "logits loss", "intermediate loss", "grad-norm"
+LOGITS, BETWEEN = "logits loss", "intermediate loss"
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from mqo.report import stats
 
 pytest.importorskip("torch")
 from .real_runs import MODES, TINY, losses, stats_of
-from .vendored_tree import PROJECT
+from .vendored_tree import PROJECT, commit_all
 
 ATTENTION = "megatron/core/transformer/dot_product_attention.py"
 DISTRIBUTED_BF16 = (
@@ -405,17 +405,7 @@ def checkout(tmp_path_factory):
         assert old in program
         program = program.replace(old, new)
     (root / "pretrain_gpt.py").write_text(f"{program}\n\n{OWN_START}\n")
-    git = [
-        "git",
-        "-C",
-        str(root),
-        "-c",
-        "user.name=a tester",
-        "-c",
-        "user.email=tester@example.org",
-    ]
-    for words in (["init", "-q"], ["add", "--all", "--force"], ["commit", "-qm", "all"]):
-        subprocess.run([*git, *words], check=True)
+    commit_all(root)
     apply(Tree(root), Series.of_project(PROJECT))
     return root
 

@@ -85,7 +85,6 @@ TRAINS = {
 # To standard output alone.
 PRINTS = {
     "status": [*MQO, "status"],
-    "status, JSON": [*MQO, "status", "--json"],
     "diff": [*MQO, "diff", "quant_sites"],
     "doctor": [*MQO, "doctor"],
     "recipe": [*MQO, "recipe", "show", "nvfp4"],
@@ -97,7 +96,6 @@ PRINTS = {
     "train, list": [*TRAIN, "--list"],
     "train, dry run": [*TRAIN, "--dry-run"],
     "modifier, check": [*MODIFIER, "--check"],
-    "modifier, JSON": [*MODIFIER, "--check", "--json"],
     "modifier, dry run": [*MODIFIER, "--linear-quant", "mxfp4", "--dry-run"],
     "modifier, an error as JSON": [*MODIFIER, "--linear-quant", "nonsense", "--json"],
 }

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("einops")
 
 from . import real_runs
-from .real_runs import SHORT_STEPS, continued
+from .real_runs import NORM, SHORT_STEPS, continued, deviation
 from .vendored_tree import PROJECT as PROJECT
 
 # Its parts and their halves are blocks of 16 and squares of 16.
@@ -41,7 +41,6 @@ STAGES = "--pipeline-model-parallel-size 3"
 CONTEXT = "--context-parallel-size 2"
 DATA = "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather"
 SHORT = "--seq-length 64 --max-position-embeddings 64"
-NORM = "grad-norm"
 
 
 @pytest.fixture(scope="module")
@@ -102,12 +101,6 @@ def started(train, tmp_path_factory):
     return started
 
 
-def deviations(ours, theirs, name, steps=STEPS):
-    """The largest relative deviation of a recorded value in the first steps."""
-    pairs = zip(ours.read_metrics()[name], theirs.read_metrics()[name], strict=True)
-    return max(abs(one - right) / abs(right) for (_, one), (_, right) in [*pairs][:steps])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "processes"),
@@ -121,24 +114,24 @@ def deviations(ours, theirs, name, steps=STEPS):
 )
 def test_a_layout_trains_as_one_process(started, flags, processes):
     runs = started(None, flags, processes), started(None)
-    assert deviations(*runs, TRAIN_LOSS) < 1e-5
-    assert deviations(*runs, NORM) < 1e-5
+    assert deviation(*runs, TRAIN_LOSS) < 1e-5
+    assert deviation(*runs, NORM) < 1e-5
 
 
 @pytest.mark.slow
 def test_a_recipe_trains_over_tensor_ranks_as_in_one_process(started):
     """Ranks draw for the gradients of their shards; roundings tip over from the second step on."""
     runs = started("nvfp4", TENSOR, 2), started("nvfp4")
-    assert deviations(*runs, TRAIN_LOSS, steps=1) < 1e-4
-    assert deviations(*runs, TRAIN_LOSS) < 1e-2
-    assert deviations(*runs, NORM) < 5e-2
+    assert deviation(*runs, TRAIN_LOSS, steps=1) < 1e-4
+    assert deviation(*runs, TRAIN_LOSS) < 1e-2
+    assert deviation(*runs, NORM) < 5e-2
 
 
 @pytest.mark.slow
 def test_recomputed_layers_have_the_same_bits(started):
     flags = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1"
     runs = started("nvfp4", flags), started("nvfp4")
-    assert [deviations(*runs, name) for name in (TRAIN_LOSS, NORM)] == [0, 0]
+    assert [deviation(*runs, name) for name in (TRAIN_LOSS, NORM)] == [0, 0]
 
 
 @pytest.mark.slow

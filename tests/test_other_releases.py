@@ -23,7 +23,7 @@ pytest.importorskip("torch")
 pytest.importorskip("modelopt")
 from . import forking, real_runs
 from .real_runs import SAVED_HALFWAY, losses
-from .vendored_tree import PROJECT
+from .vendored_tree import PROJECT, git
 
 pytestmark = pytest.mark.slow
 
@@ -63,12 +63,6 @@ def tree(request, tmp_path_factory):
     git(root, "commit", "-qm", "all", "--allow-empty")
     apply(Tree(root), SERIES)
     return root
-
-
-def git(root, *words):
-    person = ("-c", "user.name=a tester", "-c", "user.email=tester@example.org")
-    command = ["git", "-C", str(root), *person, *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")

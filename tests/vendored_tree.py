@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 import sys
 
 import pytest
@@ -21,6 +22,20 @@ def run_ranks(program, *words):
     done = forking.run([sys.executable, program, demos, *words], env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def git(root, *words):
+    """What git printed of a command in a folder, as a person of the tests."""
+    person = ("-c", "user.name=a tester", "-c", "user.email=tester@example.org")
+    command = ["git", "-C", str(root), *person, *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def commit_all(root):
+    """Make a folder a git work tree, whose one commit has all of its files."""
+    git(root, "init", "-q")
+    git(root, "add", "--all", "--force")
+    git(root, "commit", "-qm", "all")
 
 
 def copy_checkout(tree, root):

@@ -17,7 +17,7 @@ from torch import nn
 from ..oracles.compared import documented
 from ..oracles.elements import E4M3, to_dtype
 from ..oracles.formats import fp4_and_alpha
-from .training import losses_of, normal
+from .training import normal
 
 FILE = Project.here().root / "tools/mqo/quant/recipes/averis.py"
 F32 = np.float32
@@ -285,15 +285,3 @@ def test_the_check_finds_no_fault(options):
     plugin = PLUGINS["averis"]
     PLUGINS["averis"] = replace(plugin, options=plugin.options | options)
     assert faults() == []
-
-
-# -- as a plugin -----------------------------------------------------------------------------------
-
-
-def test_a_model_trains_with_it():
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
-    quantization = quantize_model(model, "averis")
-    x = normal(64, 32) + 3 * normal(32, seed=1)
-    losses = losses_of(model, x, 30, before=quantization.set_step)
-    assert losses[-1] < 0.5 * losses[0]

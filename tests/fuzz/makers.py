@@ -220,9 +220,7 @@ def _tokenizer(draw: random.Random, model: Path, sound: Sound, marker: Path) -> 
         return damages.damage_file(draw, path), False
     path = model / "tokenizer.json"
     table = json.loads(path.read_text())
-    pattern = draw.choice(
-        (r"(a+)+$", r"(\w+\s?)+$", r"(([a-z])+.)+[A-Z]([a-z])+$", "(", "a{99999}")
-    )
+    pattern = draw.choice(PATTERNS)
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"}
     path.write_text(json.dumps(table | {"pre_tokenizer": split | {"invert": False}}))
     return f"pattern {pattern}", False
