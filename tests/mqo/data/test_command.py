@@ -2,27 +2,21 @@
 
 import gzip
 import json
-import sys
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from mqo import cli
 from mqo.data import pair_check
 
 
 @pytest.fixture
-def prepare(words, tmp_path, monkeypatch, capsys):
+def prepare(words, tmp_path, command_line):
     """Runs the command: exit code, output, errors."""
 
     def run(kind, source, *flags):
-        command = ["mqo", "data", "prepare", kind, "--input", source, "--tokenizer", words]
-        command += ["--workers", "2", "--output", tmp_path / "out" / "mine", *flags]
-        monkeypatch.setattr(sys, "argv", list(map(str, command)))
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        out, err = capsys.readouterr()
-        return left.value.code or 0, out, err
+        command = ["data", "prepare", kind, "--input", source, "--tokenizer", words]
+        command += ["--workers", "2", "--output", tmp_path / "out" / "mine"]
+        return command_line(*command, *flags)
 
     return run
 

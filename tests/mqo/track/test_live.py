@@ -1,6 +1,7 @@
 """Runs that are tracked while a small program of our own trains them, with a real tracker."""
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -78,7 +79,8 @@ def test_a_training_that_fails_is_closed_as_failed(run, mlflow_store):
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_leaves_no_run_that_seems_to_train(run, mlflow_store):
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_killed_launcher_leaves_no_run_that_seems_to_train(run, mlflow_store, signum):
     program = textwrap.dedent(HEAD) + f"row(1, 8.0); time.sleep({LIMIT_S})"
     code = f"""
         import sys
@@ -99,8 +101,8 @@ def test_a_killed_launcher_leaves_no_run_that_seems_to_train(run, mlflow_store):
         [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.DEVNULL
     )
     wait_until(lambda: list(mlflow_store.root.glob("*/*/metrics/lm loss")))
-    launcher.kill()
-    launcher.wait(LIMIT_S)
+    launcher.send_signal(signum)
+    assert launcher.wait(LIMIT_S) != 0
     wait_until(lambda: mlflow_store.runs()[0].status == "failed")
     (found,) = mlflow_store.runs()
     assert found.metrics == {"lm loss": [(1, 8.0)]}
