@@ -86,18 +86,6 @@ def test_the_launcher_has_its_modes_and_plans_them_at_real_size(run):
     assert plan.replace(NAME, "mxfp8") == other
 
 
-def test_the_planner_counts_its_codes(run):
-    program = f"""
-from mqo.matrix import tables
-from mqo.scale.memory import layer_packed
-model = tables.models()["llama31-8b"]
-print(*(layer_packed(model, model.blocks[0], "fused", kind) for kind in ("mxfp8", "{NAME}")))
-"""
-    # A 7-bit code has a byte of its own, as an 8-bit one has.
-    one, other = run("-c", program).split()
-    assert float(one) == float(other) > 0
-
-
 def test_coverage_shows_the_products_that_it_quantizes(run):
     choice = ("--model", "llama32-1b", "--mode", f"FA_linear_{NAME}", "--training-config", "tiny")
     found = json.loads(run("-m", "mqo", "coverage", *choice, "--json"))

@@ -73,17 +73,8 @@ READING = {
 # Commands that are given none of them.
 OTHERS = {
     *("adopt", "apply", "data prepare", "diff", "doctor", "matrix generate", "restore", "setup"),
-    *(
-        "demo",
-        "snapshot",
-        "stats",
-        "status",
-        "vendor",
-        "verify",
-        "convert hf-to-megatron",
-        "recipe list",
-    ),
-    *("plugin new", "simulate", "formats list", "formats check"),
+    *("demo", "snapshot", "stats", "status", "vendor", "verify", "convert hf-to-megatron"),
+    *("recipe list", "plugin new", "simulate", "formats list", "formats check"),
 }
 # Commands that run it, in a process of its own, as the user wants.
 RUNNING = {"plugin check"}

@@ -67,7 +67,7 @@ def test_what_changes_nothing_is_refused(command_line, planned, file, words, tex
 def test_options_of_a_training_and_megatrons_flags_count(command_line, planned, monkeypatch):
     layers = {"fprop": ["up"]}
     monkeypatch.setattr(Coverage, "layers_by_site", lambda self: layers)
-    words = (
+    words = [
         "--mode",
         "linear_mxfp8",
         "--block",
@@ -77,7 +77,7 @@ def test_options_of_a_training_and_megatrons_flags_count(command_line, planned, 
         "--",
         "--num-layers",
         "4",
-    )
+    ]
     assert command_line(*MODEL, *words)[0] == 2  # the pattern changes nothing: there is one layer
     layers["fprop"].append("down")
     assert command_line(*MODEL, *words)[0] == 0

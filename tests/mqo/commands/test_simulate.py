@@ -136,10 +136,10 @@ def test_what_upstream_refuses_is_one_paragraph(vendored, flags, named):
 
 
 def test_a_front_end_takes_the_options_itself(vendored):
-    words = ("--model", "llama32-1b", "--dataset", "dolma", "--quantization", "mxfp8")
+    words = ("--model", "llama32-1b", "--dataset", "dolma", "--quantization", "FA_linear_mxfp8")
     done = call(*words, *TINY, *FEEDS, script=SCRIPTS / "train_config.py")
     assert done.exit_code == 0
-    assert "llama32-1b, mxfp8, tiny" in done.stdout
+    assert "llama32-1b, FA_linear_mxfp8, tiny" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from mqo.commands import sweep as sweeps
 from mqo.launch import machine
 from mqo.project import Project
 from mqo.quant.plugins import PLUGINS
-from mqo.sweep import local
+from mqo.sweep import local, pool
 from mqo.sweep.state import SweepFolder
 
 from ..sweep.conftest import program
@@ -21,6 +21,8 @@ def mqo(tmp_path, monkeypatch, command_line):
     monkeypatch.setattr(Project, "runs", tmp_path / "runs")
     monkeypatch.setattr(machine, "detect", lambda: machine.Machine(2, 0))
     monkeypatch.setattr(sweeps, "prepare", lambda project, asked: print("prepared"))
+
+    monkeypatch.setattr(pool, "POLL_S", 0.02)
 
     def run(*words, body=""):
         job = [sys.executable, "-c", program(body)]
@@ -46,17 +48,14 @@ def test_a_sweep_and_the_same_command_again(mqo, tmp_path):
     assert len(list((tmp_path / "runs" / "sweeps").iterdir())) == 2
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "--model llama32-1b --dataset wikipedia --mode bf16,FA_mxfp8 --seed 1,2",
-        "--model llama32-1b --dataset wikipedia --mode bf16 --mode FA_mxfp8 --seed 1 --seed 2",
+def test_several_values_have_commas_or_are_repeated_under_either_name(mqo, tmp_path):
+    for words in (
+        "--model llama32-1b --dataset wikipedia --mode bf16,FA_mxfp8 --seed 1 --seed 2",
         "--models=llama32-1b --datasets wikipedia --modes bf16 --mode FA_mxfp8 --seeds=1,2",
-    ],
-)
-def test_several_values_have_commas_or_are_repeated_under_either_name(mqo, words):
-    code, out, _ = mqo(*words.split())
-    assert code == 0 and out.endswith("4 of 4 done\n")
+    ):
+        code, out, _ = mqo(*words.split())
+        assert code == 0 and out.endswith("4 of 4 done\n")
+    assert "4 of 4 runs are done already" in out
 
 
 def test_the_class_of_the_models_is_part_of_their_names(mqo):

@@ -316,8 +316,6 @@ REFUSED = {
     "a schedule of another type": (["--schedule", "qk: mxfp4 until 9, then none"], MqoError),
     "a pattern of no layer": (["--exclude", "output_lair"], MqoError),
     "a pattern of no quantized layer": (["--exclude", "pv:*"], NoEffectError),
-    "an unknown flag": (after("--no-such-flag"), RunError),
-    "a flag without a value": (after("--lr"), RunError),
     "a flag of another kind": (after("--lr", "abc"), RunError),
     "a flag of others' layers": (after("--fp8-format", "hybrid"), FlagError),
     "layers without sizes": (after("--hybrid-layer-pattern", "M*"), PatternError),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from mqo.data import sample, tokenizer
+from mqo.data.pipeline import Counts
 
 _PAGE = """<page><title>{title}</title><ns>{ns}</ns><id>{id}</id>{redirect}
 <revision><text xml:space="preserve">{text}</text></revision></page>"""
@@ -20,6 +21,15 @@ def export(*pages):
     head = "<siteinfo><base>address/wiki/Front_Page</base></siteinfo>"
     text = f'<mediawiki xmlns="urn:export">{head}{"".join(pages)}</mediawiki>'
     return bz2.compress(text.encode())
+
+
+def count_lines(kind, inputs, words, stem, **how):
+    """In the place of indexing."""
+    [text] = inputs
+    lines = text.read_text(encoding="utf-8").splitlines()
+    for suffix in (".bin", ".idx"):
+        stem.with_name(f"{stem.name}_text_document{suffix}").write_text("\n".join(lines))
+    return Counts(documents=len(lines), tokens=10 * len(lines))
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ import pytest
 from mqo.data import own_text, tokenizer
 from mqo.data import prepare as prepare_module
 from mqo.data.own_text import prepare_text, survey, text_files
-from mqo.data.pipeline import Counts
 from mqo.errors import DataError, MissingError
 from mqo.project import Project
+
+from .conftest import count_lines
 
 SENTENCE = "The miller weighs {n} sacks of flour before the bell rings."
 GOOD = [{"text": SENTENCE.format(n=n)} for n in range(8)]
@@ -39,14 +40,6 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setattr(tokenizer, "DEFAULT_VOCAB_SIZE", 270)
     monkeypatch.setattr(prepare_module, "build_index", count_lines)
     return Project(tmp_path / "checkout")
-
-
-def count_lines(kind, inputs, words, stem, **how):
-    [text] = inputs
-    lines = text.read_text(encoding="utf-8").splitlines()
-    for suffix in (".bin", ".idx"):
-        stem.with_name(f"{stem.name}_text_document{suffix}").write_text("\n".join(lines))
-    return Counts(documents=len(lines), tokens=10 * len(lines))
 
 
 def read(path):

@@ -10,10 +10,11 @@ import pytest
 from mqo.data import cached, mix, sample, tokenizer
 from mqo.data import prepare as prepare_module
 from mqo.data.cached import STAMP
-from mqo.data.pipeline import Counts
 from mqo.data.prepare import prepare
 from mqo.errors import UnknownNameError
 from mqo.project import Project
+
+from .conftest import count_lines
 
 
 @pytest.fixture
@@ -22,16 +23,8 @@ def project(tmp_path, dump, monkeypatch):
     project = Project(tmp_path / "a checkout")
     monkeypatch.setattr(sample, "fetch", lambda cache, report: dump)
     monkeypatch.setattr(tokenizer, "DEFAULT_VOCAB_SIZE", 262)
-    monkeypatch.setattr(prepare_module, "build_index", _count_lines)
+    monkeypatch.setattr(prepare_module, "build_index", count_lines)
     return project
-
-
-def _count_lines(kind, inputs, words, stem, **how):
-    [text] = inputs
-    lines = text.read_text(encoding="utf-8").splitlines()
-    for suffix in (".bin", ".idx"):
-        stem.with_name(f"{stem.name}_text_document{suffix}").write_text("\n".join(lines))
-    return Counts(documents=len(lines), tokens=10 * len(lines))
 
 
 def _names(folder):
@@ -129,7 +122,7 @@ def test_of_two_at_once_one_works_and_the_other_waits(project, monkeypatch):
         calls.append(arguments)
         # Goes on when the other has found the lock taken. The limit only ends a broken test.
         assert waiting.wait(timeout=60)
-        return _count_lines(*arguments, **how)
+        return count_lines(*arguments, **how)
 
     def report(line):
         if "waiting" in line:

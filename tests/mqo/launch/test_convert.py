@@ -2,13 +2,11 @@
 
 import importlib.util
 import json
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from mqo import cli
 from mqo.errors import ConvertError, DiskFullError, RunError, SetupError
 from mqo.launch import convert
 from mqo.launch.hf_config import config_of, shape_of_config
@@ -293,25 +291,21 @@ def test_without_modelopt_the_command_to_install_it_is_told(tree, hf, tmp_path, 
     assert not (tmp_path / "target").exists()
 
 
-def test_a_dtype_that_there_is_not_is_refused(tree, checkpoint, tmp_path, monkeypatch, capsys):
-    words = ["convert", "megatron-to-hf", str(checkpoint), str(tmp_path / "target")]
-    monkeypatch.setattr(sys, "argv", ["mqo", *words, "--dtype", "fp8", "--tree", str(tree)])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code == 2
-    assert "bf16, fp16, fp32" in capsys.readouterr().err
+def test_a_dtype_that_there_is_not_is_refused(tree, checkpoint, tmp_path, command_line):
+    words = ["convert", "megatron-to-hf", checkpoint, tmp_path / "target", "--dtype", "fp8"]
+    code, _, err = command_line(*words, "--tree", tree)
+    assert code == 2
+    assert "bf16, fp16, fp32" in err
     assert not (tmp_path / "target").exists()
 
 
-def test_the_command_prints_the_target_and_the_flags(tree, hf, tmp_path, monkeypatch, capsys):
-    words = ["convert", "hf-to-megatron", str(hf), str(tmp_path / "target"), "--tree", str(tree)]
-    monkeypatch.setattr(sys, "argv", ["mqo", *words])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    out = capsys.readouterr().out.splitlines()
-    assert left.value.code in (0, None)
-    assert out[0] == str(tmp_path / "target")
-    assert out[1].startswith("model flags: --num-layers 16")
+def test_the_command_prints_the_target_and_the_flags(tree, hf, tmp_path, command_line):
+    words = ["convert", "hf-to-megatron", hf, tmp_path / "target", "--tree", tree]
+    code, out, _ = command_line(*words)
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == str(tmp_path / "target")
+    assert lines[1].startswith("model flags: --num-layers 16")
 
 
 def test_each_stage_of_the_program_has_a_line(tree, hf, tmp_path):

@@ -35,7 +35,8 @@ SHAPES = {f"decoder.layers.{i}.{name}": shape for i in (0, 1) for name, shape in
 SHAPES["output_layer"] = (256, 64)
 LINEAR = sum(2 * TOKENS * n * k for n, k in SHAPES.values())
 SCORES = 2 * 2 * 2 * HEADS * SEQUENCE * SEQUENCE * HEAD  # a product of both layers, batch 2
-LAYERS = LINEAR - 2 * TOKENS * 256 * 64  # without the head, which is not recomputed
+HEAD_FLOPS = 2 * TOKENS * 256 * 64
+LAYERS = LINEAR - HEAD_FLOPS  # without the head, which is not recomputed
 TOTAL = 3 * LINEAR + 6 * SCORES
 
 
@@ -115,40 +116,41 @@ def quantized(found):
 def test_the_flops_are_those_computed_by_hand(measured):
     for name in ("bf16", "FA", "linear", "bare"):
         assert measured[name].flops == TOTAL
+    assert measured["excluded"].flops == TOTAL
     assert measured["recomputed, split"].flops == TOTAL + LAYERS + 2 * SCORES
+    norms = (2 * 2 + 1) * 64
+    assert measured["bf16"].parameters == sum(n * k for n, k in SHAPES.values()) + norms
 
 
-def test_a_mode_quantizes_what_its_types_say(measured):
-    assert quantized(measured["bf16"]) == {}
-    assert quantized(measured["FA"]) == {("qk", "mxfp8"): SCORES}
-    three = ("fprop", "dgrad", "wgrad")
-    assert quantized(measured["linear"]) == {(site, "mxfp8"): LINEAR for site in three}
-    assert quantized(measured["recomputed, split"]) == {
+QUANTIZED = {
+    "bf16": {},
+    "FA": {("qk", "mxfp8"): SCORES},
+    "linear": {(site, "mxfp8"): LINEAR for site in ("fprop", "dgrad", "wgrad")},
+    "recomputed, split": {
         ("fprop", "hifp8"): LINEAR + LAYERS,
         ("qk", "hifp8"): 2 * SCORES,
         ("pv", "hifp8"): 2 * SCORES,
-    }
-
-
-def test_excluded_layers_are_not_counted_as_quantized(measured):
-    head = 2 * TOKENS * 256 * 64
-    assert quantized(measured["excluded"]) == {
-        ("fprop", "mxfp4"): LINEAR - head,
+    },
+    "excluded": {
+        ("fprop", "mxfp4"): LINEAR - HEAD_FLOPS,
         ("qk", "mxfp4"): SCORES // 2,
         ("pv", "mxfp4"): SCORES,
-    }
-    assert measured["excluded"].flops == TOTAL
+    },
+    "included": {
+        ("fprop", "mxfp4"): HEAD_FLOPS,
+        ("qk", "mxfp4"): SCORES // 2,
+        ("pv", "mxfp4"): SCORES // 2,
+    },
+    "half": {("dgrad", "mxfp4"): LINEAR - HEAD_FLOPS},  # one operand of fprop is not quantized
+}
 
 
-def test_only_included_layers_are_counted_as_quantized(measured):
-    head = 2 * TOKENS * 256 * 64
-    halves = {(site, "mxfp4"): SCORES // 2 for site in ("qk", "pv")}
-    assert quantized(measured["included"]) == {("fprop", "mxfp4"): head, **halves}
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_what_is_quantized_follows_types_layers_and_operands(measured, name):
+    assert quantized(measured[name]) == QUANTIZED[name]
 
 
-def test_a_product_of_one_unquantized_operand_is_not_counted(measured):
-    head = 2 * TOKENS * 256 * 64
-    assert quantized(measured["half"]) == {("dgrad", "mxfp4"): LINEAR - head}
+def test_a_product_of_one_unquantized_operand_says_which(measured):
     reasons = {p.reason for p in measured["half"].products if p.gemm == "fprop"}
     assert reasons == {AT_NONE, "not quantized: x"}
 
@@ -171,7 +173,6 @@ NO_MLP = '[[rules]]\nlayers = "*.mlp.*"\nquant_type = "none"\n'
         (SOURCED, None),  # gradients are unquantized on purpose
         (SOURCED + NO_MLP, "at fprop;"),
         (ONE, "quantizes 0.0%"),
-        ('types = { qk = "mxfp8" }\n', None),  # no linear layer is to be quantized
     ],
 )
 def test_a_recipe_must_quantize_most_of_what_it_is_for(
@@ -189,6 +190,11 @@ def test_a_recipe_must_quantize_most_of_what_it_is_for(
         coverage.check_share(config, found)
     allowed = toy("bf16", recipe=Recipe.load(path), allow_mostly_unquantized=True)
     coverage.check_share(allowed, found)
+
+
+def test_a_recipe_for_attention_alone_may_leave_linear_layers_unquantized(measured):
+    recipe = Recipe(name="own", summary="", source="", types={"qk": "mxfp8"})
+    coverage.check_share(toy("bf16", recipe=recipe), measured["FA"])
 
 
 def test_every_linear_layer_has_its_three_products_with_their_shapes(measured):
@@ -318,7 +324,6 @@ def test_layers_that_are_no_blocks_of_a_gpt_are_counted_one_by_one(measured):
 
 # {model: widths of all heads together, of keys and of values}
 SCORES_OF = {
-    "llama32-1b": (2048, 2048),
     "llama31-8b": (4096, 4096),
     "deepseek2_lite": (16 * 192, 16 * 128),
 }

@@ -2,11 +2,9 @@
 
 import json
 import math
-import sys
 from dataclasses import replace
 
 import pytest
-from mqo import cli
 from mqo.errors import CheckpointError, DataError
 from mqo.launch import evaluation
 from mqo.launch.evaluation import Loss, loss_lines
@@ -178,13 +176,11 @@ def test_the_table_fits_80_columns_and_counts_from_the_first_mode():
     assert loss_lines([quantized])[0] == "one, iteration 160, int4_awq by ModelOpt"
 
 
-def test_the_command_prints_json(tree, run, monkeypatch, capsys):
-    words = ["eval", str(run), "--modes", "bf16,FA_mxfp?", "--tree", str(tree.root), "--json"]
-    monkeypatch.setattr(sys, "argv", ["mqo", *words])
-    with pytest.raises(SystemExit) as left:
-        cli.main()
-    assert left.value.code in (0, None)
-    printed = json.loads(capsys.readouterr().out)
+def test_the_command_prints_json(tree, run, command_line):
+    words = ["eval", run, "--modes", "bf16,FA_mxfp?", "--tree", tree.root, "--json"]
+    code, out, _ = command_line(*words)
+    assert code == 0
+    printed = json.loads(out)
     rows = [(row["mode"], row["perplexity"]) for row in printed["losses"]]
     assert rows[0] == ("bf16", pytest.approx(math.exp(6)))
     assert [mode for mode, _ in rows] == ["bf16", "FA_mxfp8", "FA_mxfp4"]

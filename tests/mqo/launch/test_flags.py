@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from mqo.data.pair_check import HEADER, MAGIC, document_count
 from mqo.launch import arguments
 from mqo.launch.config import Cluster, Placement, resolve
-from mqo.launch.flags import Length, RunData, _split, architecture_flags, length, megatron_flags
+from mqo.launch.flags import RunData, _split, architecture_flags, megatron_flags
 from mqo.launch.machine import imagined
 from mqo.launch.plan import plan_layout
 from mqo.matrix import generate, tables
@@ -99,16 +100,6 @@ def test_a_model_is_trained_no_longer_than_published(model):
     assert lengths == {"tiny": 64, "study": 256, "smoke": 256, "fast": 2048, "standard": longest}
 
 
-def test_a_runs_length_is_what_the_user_says_last():
-    def found(*flags):
-        made = resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=flags)
-        return length(made.experiment)
-
-    assert found() == Length(steps=8, tokens_per_step=4 * 64)
-    assert found("--seq-length", "32", "--train-samples", "20") == Length(5, 4 * 32)
-    assert found("--train-iters", "3").steps == 3
-
-
 # -- the schedule, and what is held out ------------------------------------------------------------
 
 
@@ -179,9 +170,8 @@ def test_a_mask_is_made_of_documents_alone(own):
 )
 def test_only_the_format_that_upstream_hashes_is_hashed(own, hashed):
     config = resolve("llama32-1b", "wikipedia", "bf16", "tiny", extra_flags=own)
-    assert (
-        "--verify-integrity" in megatron_flags(config, imagined("h100-80gb", 1), *NOWHERE)
-    ) == hashed
+    words = megatron_flags(config, imagined("h100-80gb", 1), *NOWHERE)
+    assert ("--verify-integrity" in words) == hashed
 
 
 @pytest.mark.parametrize("hashes", [True, False])
@@ -248,6 +238,17 @@ def on(cell, processes):
     return cell.model_copy(update={"placement": where})
 
 
+def parse(run, code, tree, asked, folder, **variables):
+    """What a tree's own parser finds in the words of each process count."""
+    file = folder / "words.json"
+    file.write_text(json.dumps(list(asked)))
+    command = [sys.executable, "-W", "ignore", "-c", code, tree.root, file]
+    env = {**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", **variables}
+    done = run(command, env=env)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
 def test_upstreams_parser_takes_the_flags_of_every_script(vendored, tmp_path):
     """All cells in each training configuration, on one CPU and on eight GPUs; equal ones once."""
     pytest.importorskip("torch")
@@ -267,14 +268,8 @@ def test_upstreams_parser_takes_the_flags_of_every_script(vendored, tmp_path):
                 words = tuple(megatron_flags(cell, machine, *NOWHERE))
                 asked[(world, words)] = cell, gpus
     assert len(asked) == len(tables.script_models()) * len(tables.trainings()) * 2
-    file = tmp_path / "words.json"
-    file.write_text(json.dumps(list(asked)))
-    done = forking.run(
-        [sys.executable, "-W", "ignore", "-c", PARSE, vendored.root, file],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    for (cell, gpus), found in zip(asked.values(), json.loads(done.stdout), strict=True):
+    parsed = parse(forking.run, PARSE, vendored, asked, tmp_path, CUDA_VISIBLE_DEVICES="")
+    for (cell, gpus), found in zip(asked.values(), parsed, strict=True):
         assert found == [
             cell.experiment.model.hidden_size,
             cell.experiment.training.sequence,
@@ -301,17 +296,10 @@ def test_upstreams_parser_takes_every_mode_and_recipe_with_transformer_engine(ve
             types = of.quantization.types
             quantizes = any(types[site] != "none" for site in tables.LINEAR_SITES["all"])
             words[(1, found)] = quantizes
-    file = tmp_path / "words.json"
-    file.write_text(json.dumps(list(words)))
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", WITH_ENGINE + PARSE, vendored.root, file],
-        env={**os.environ, "CUDA_DEVICE_MAX_CONNECTIONS": "1", "MQO_TEST_ENGINE": NEWEST},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    for quantizes, found in zip(words.values(), json.loads(done.stdout), strict=True):
+    run = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
+    code = WITH_ENGINE + PARSE
+    parsed = parse(run, code, vendored, words, tmp_path, MQO_TEST_ENGINE=NEWEST)
+    for quantizes, found in zip(words.values(), parsed, strict=True):
         assert found[-2:] == ["transformer_engine", "custom" if quantizes else "delayed"]
 
 
@@ -383,16 +371,7 @@ def test_apexs_kernel_adds_weight_gradients_whose_gemm_is_known_to_be_unquantize
 
 
 def test_no_fusions_leaves_all_of_them_out():
-    args = arguments.parser().parse_intermixed_args(
-        [
-            "--model",
-            "llama32-1b",
-            "--dataset",
-            "wikipedia",
-            "--quantization",
-            "bf16",
-            "--no-fusions",
-        ]
-    )
+    words = ["--model", "llama32-1b", "--dataset", "wikipedia", "--quantization", "bf16"]
+    args = arguments.parser().parse_intermixed_args([*words, "--no-fusions"])
     found = megatron_flags(arguments.config_from(args, [], ACCUMULATES), ACCUMULATES, *NOWHERE)
     assert {NO_ACCUMULATION, "--no-bias-swiglu-fusion", "--no-bias-dropout-fusion"} <= set(found)

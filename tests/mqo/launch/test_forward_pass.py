@@ -1,6 +1,5 @@
 """How the forward pass of a saved model is quantized, with custom quantizers in particular."""
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -73,23 +72,28 @@ def rows_of(file, options="gain = 3.0", name="mine"):
 ASKED = "".join(f'{site} = "mine"\n' for site in ("fprop", "dgrad", "wgrad", "qk", "pv"))
 
 
-@pytest.fixture
-def run(project, write, tmp_path):
-    """A signed run with a quantizer, which saved a checkpoint."""
-    file = write(path="runs/first/plugins/mine/mine.py")
-    folder = RunFolder(tmp_path / "runs/first")
+def signed_run(project, root, rows):
+    """A run of these rows, which saved a checkpoint."""
+    folder = RunFolder(root)
     folder.checkpoints.mkdir()
     (folder.checkpoints / "latest_checkpointed_iteration.txt").write_text("3")
     folder.config.write_text('{"experiment": {"checkpoint": null}}')
-    folder.quant_config.write_text(f"[asked]\n{ASKED}{rows_of(file)}")
+    folder.quant_config.write_text(f"[asked]\n{ASKED}{rows}")
     sign(project, folder)
     return folder
 
 
-def passes(run, *modes, files=(), options=()):
-    """The forward passes of a run with the options of a command line."""
+@pytest.fixture
+def run(project, write, tmp_path):
+    """A signed run with a quantizer, which saved a checkpoint."""
+    file = write(path="runs/first/plugins/mine/mine.py")
+    return signed_run(project, tmp_path / "runs/first", rows_of(file))
+
+
+def passes(run, *modes, files=(), options=(), choice=None):
+    """The forward passes of a run with these own types, or the options of a command line."""
     models = [SavedModel.find(run.root)]
-    choice = OwnTypes.from_options(plugins=files, options=options)
+    choice = choice or OwnTypes.from_options(plugins=files, options=options)
     return [quant for _, quant in forward_passes(TREE, models, modes, choice)]
 
 
@@ -310,13 +314,8 @@ def test_a_run_without_a_record_is_unquantized(run, described):
 def test_quantizers_of_two_runs_do_not_mix(run, described, project, tmp_path, write):
     """The second run has another version and other options."""
     file = write(function(options='{"gain": 1.0}'), path="runs/second/plugins/mine/mine.py")
-    other = RunFolder(tmp_path / "runs/second")
-    other.checkpoints.mkdir()
-    (other.checkpoints / "latest_checkpointed_iteration.txt").write_text("3")
-    other.config.write_text(json.dumps({"experiment": {"checkpoint": None}}))
-    text = rows_of(file).replace('{ gain = 2.0, kind = "a" }', "{ gain = 1.0 }")
-    other.quant_config.write_text(f"[asked]\n{ASKED}{text}")
-    sign(project, other)
+    rows = rows_of(file).replace('{ gain = 2.0, kind = "a" }', "{ gain = 1.0 }")
+    other = signed_run(project, tmp_path / "runs/second", rows)
     models = [SavedModel.find(folder.root) for folder in (run, other)]
     pairs = forward_passes(TREE, models, [AS_TRAINED], NO_OWN_TYPES)
     assert [quant.plugins[0].source.parts[-4] for _, quant in pairs] == ["first", "second"]
@@ -350,27 +349,22 @@ def of_format(run, described, own):
     return run
 
 
-def passes_of(run, *modes, choice=NO_OWN_TYPES):
-    models = [SavedModel.find(run.root)]
-    return [quant for _, quant in forward_passes(TREE, models, modes, choice)]
-
-
 def test_a_run_brings_its_formats(of_format):
-    (trained,) = passes_of(of_format, AS_TRAINED)
+    (trained,) = passes(of_format, AS_TRAINED)
     assert trained.name == f"own7 {trained.formats['own7'].version}"
     assert FORMATS["own7"].block == 32
-    assert passes_of(of_format, "mxfp8")[0].formats == {}
+    assert passes(of_format, "mxfp8")[0].formats == {}
 
 
 def test_a_given_format_is_that_of_a_mode_and_has_to_be_that_of_the_training(of_format, own):
     same, other = own(32), own(16)
-    (trained,) = passes_of(of_format, AS_TRAINED, choice=same)
-    (mode,) = passes_of(of_format, "linear_own7", choice=other)
+    (trained,) = passes(of_format, AS_TRAINED, choice=same)
+    (mode,) = passes(of_format, "linear_own7", choice=other)
     assert trained.formats == same.rows and mode.formats == other.rows
     with pytest.raises(FormatError, match="own7"):
-        passes_of(of_format, AS_TRAINED, choice=other)
+        passes(of_format, AS_TRAINED, choice=other)
     with pytest.raises(FormatError, match="changes nothing"):
-        passes_of(of_format, "mxfp8", choice=same)
+        passes(of_format, "mxfp8", choice=same)
 
 
 def test_a_checkpoint_alone_needs_the_file_of_its_format(of_format, described, own, tmp_path):
@@ -392,4 +386,4 @@ def test_a_checkpoint_alone_needs_the_file_of_its_format(of_format, described, o
 def test_damaged_formats_are_named_as_those_of_the_run(of_format, old, new):
     edit(of_format, old, new)
     with pytest.raises(RunError, match=rf"{of_format.quant_config} cannot be read"):
-        passes_of(of_format, AS_TRAINED)
+        passes(of_format, AS_TRAINED)

@@ -21,9 +21,10 @@ def test_a_length_in_steps_replaces_the_launchers(flags):
 
 
 def test_a_length_in_samples_follows_the_launchers():
-    of = experiment("--train-samples", "40")
+    assert length(experiment()) == Length(steps=8, tokens_per_step=4 * 64)
+    of = experiment("--seq-length", "32", "--train-samples", "40")
     check_length(of)
-    assert length(of).steps == 10
+    assert length(of) == Length(steps=10, tokens_per_step=4 * 32)
     assert shape_flags(of)[-2:] == ["--train-samples", "40"]
 
 

@@ -36,6 +36,8 @@ def cell(model="llama31-8b", mode="FA_linear_mxfp8", gpus=8, training="standard"
     per_node = min(gpus, 8)
     where = Cluster(nnodes=gpus // per_node, nproc_per_node=per_node)
     own = tuple(flags.split())
+    if "recipe" in rest:
+        rest["recipe"] = recipes.read(rest["recipe"])
     return resolve(model, "wikipedia", mode, training, cluster=where, extra_flags=own, **rest)
 
 
@@ -114,11 +116,7 @@ def test_a_script_itself_plans_for_machines_that_are_not_there(tmp_path):
     ],
 )
 def test_only_what_was_simulated_says_so(words, how):
-    words = dict(words)
-    if "recipe" in words:
-        words["recipe"] = recipes.read(words["recipe"])
-    made = cell(**words)
-    (line,) = lines_of(made)
+    (line,) = lines_of(cell(**words))
     assert f"; {how}: " in line
 
 
@@ -135,8 +133,6 @@ def test_only_what_was_simulated_says_so(words, how):
 )
 def test_cached_weights_are_counted_as_they_are_kept(words, copies):
     words = {"mode": "bf16", "flags": "--tensor-model-parallel-size 2"} | words
-    if "recipe" in words:
-        words["recipe"] = recipes.read(words["recipe"])
     needs = []
     for keeps in (False, True):
         made = cell(**words, cache_weights=keeps)

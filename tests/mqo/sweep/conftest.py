@@ -4,7 +4,7 @@ import sys
 import textwrap
 
 import pytest
-from mqo.sweep import configs, local
+from mqo.sweep import configs, local, pool
 from mqo.sweep.local import Local
 from mqo.sweep.pool import Pool
 from mqo.sweep.state import SweepFolder
@@ -59,11 +59,12 @@ def sweep(folder, monkeypatch):
 
     def run(modes="bf16", body="", *, slots=2, **rest):
         words = [sys.executable, "-c", program(body)]
+        monkeypatch.setattr(pool, "POLL_S", 0.02)
         monkeypatch.setattr(local, "command", lambda run, *rest: [*words, str(run.root)])
         asked = configs.jobs("llama32-1b", "wikipedia", modes, "tiny", **rest)
         view = Said()
-        pool = Pool(folder, asked, Local([{"SLOT": str(n)} for n in range(slots)]), view)
-        pool.warm = {job.data_key for job in asked}
-        return pool.run(), view
+        made = Pool(folder, asked, Local([{"SLOT": str(n)} for n in range(slots)]), view)
+        made.warm = {job.data_key for job in asked}
+        return made.run(), view
 
     return run

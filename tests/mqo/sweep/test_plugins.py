@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from mqo.errors import MqoError, PluginError
+from mqo.errors import MqoError
 from mqo.launch.config import RunConfig
 from mqo.launch.own_types import OwnTypes
 from mqo.launch.plugins import copy_files
@@ -133,22 +133,6 @@ def test_another_version_of_a_quantizer_is_another_sweep(files, folder):
     (files / "helper_of_mine.py").write_text("FACTOR = 3\n")
     with pytest.raises(MqoError, match=r"other settings.*quantizers"):
         folder.entries(jobs("linear_mine", files / "mine.py"))
-
-
-@pytest.mark.parametrize("change", ["mine.py", "helper_of_mine.py", "not Python", "gone"])
-def test_a_job_refuses_a_file_that_changed_since_it_was_planned(files, folder, change):
-    (job,) = jobs("linear_mine", files / "mine.py")
-    run = folder.new_run(job)
-    PLUGINS.clear()  # a job is a process of its own
-    config = RunConfig.read(run)
-    if change == "gone":
-        (files / "mine.py").unlink()
-    elif change == "not Python":
-        (files / "mine.py").write_text("def (\n")
-    else:
-        (files / change).write_text((files / change).read_text() + "# changed\n")
-    with pytest.raises(PluginError, match=r"mine\.py.*changed|changed.*mine\.py"):
-        copy_files(config.quantization.plugins, run)
 
 
 def test_a_job_knows_its_quantizers_from_its_folder(files, folder):
