@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 from mqo.project import Project
-from mqo.quant import QuantSpec, check_quantizer, fake_quantize, quantize_model
+from mqo.quant import QuantSpec, check_quantizer, fake_quantize, quantize_model, sqnr
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugins import PLUGINS
 from mqo.quant.stochastic import derive_seed, draws, split_seed
 from torch import nn
+from torch.nn import functional
 
 from ..oracles.compared import documented
-from ..oracles.elements import E4M3, to_dtype
-from ..oracles.formats import fp4_and_alpha
-from .training import normal
+from ..oracles.elements import E2M1, E4M3, nearest, stochastic, to_dtype
+from .training import losses_of
 
 FILE = Project.here().root / "tools/mqo/quant/recipes/averis.py"
 F32 = np.float32
@@ -43,6 +43,10 @@ every_operand = pytest.mark.parametrize(("site", "operand"), AXES)
 @pytest.fixture(autouse=True)
 def averis():
     load_quantizers(FILE)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 KINDS = ["normal", "means", "outliers", "scales", "equal tokens", "means of zero", "zeros"]
@@ -79,9 +83,26 @@ def data_of(kind, tokens, features, seed=0):
 
 def nvfp4(x, seed=None):
     """Float32 [rows, K] -> its values without the scale of the tensor, and that scale."""
-    amax = np.abs(x).max()
-    drawn = None if seed is None else draws(torch.Size(x.shape), seed).numpy()
-    return fp4_and_alpha(x, F32(2688) / amax if amax else F32(1), E4M3, draws=drawn)
+    amax = max(F32(abs(v)) for v in x.flat)
+    g = F32(2688) / amax if amax else F32(1)
+    h = F32(1) / g
+    numbers = None if seed is None else draws(torch.Size(x.shape), seed).numpy()
+    values = np.zeros_like(x)
+    for row, left in product(range(len(x)), range(0, x.shape[1], 16)):
+        block = range(left, min(left + 16, x.shape[1]))
+        largest = max(F32(abs(x[row, i])) for i in block)
+        scale = F32(nearest(min(largest * (g * F32(1 / 6)), F32(448)), E4M3))
+        d = scale * h
+        e = F32(1) / d if d else np.finfo(F32).max
+        for i in block:
+            with np.errstate(over="ignore"):  # in a block whose scale is 0
+                step = x[row, i] * e
+            if numbers is None:
+                element = nearest(step, E2M1)
+            else:
+                element = stochastic(step, E2M1, numbers[row, i])
+            values[row, i] = F32(element) * scale
+    return values, float(h)
 
 
 def along(x, axis, seed=None):
@@ -100,9 +121,10 @@ def terms_of(x, site, operand, seed=None):
         return [along(x, AXES[site, operand], first)]
     tokens, features = x.shape
     # Exact sums, rounded once: float64 has more than twice the bits of float32.
-    mean = np.array([[math.fsum(x[:, i]) / tokens for i in range(features)]], F32)
-    values, alpha = nvfp4(mean, first)
-    return [(values.repeat(tokens, axis=0), alpha), along(x - mean, AXES[site, operand], second)]
+    mean = [F32(math.fsum(x[:, i]) / tokens) for i in range(features)]
+    rest = np.array([[x[t, i] - mean[i] for i in range(features)] for t in range(tokens)], F32)
+    values, alpha = nvfp4(np.array([mean], F32), first)
+    return [(values.repeat(tokens, axis=0), alpha), along(rest, AXES[site, operand], second)]
 
 
 def rounded(x, site, operand, seed=0, **options):
@@ -115,6 +137,11 @@ def rounded(x, site, operand, seed=0, **options):
     joined, alphas = getattr(operands, side)(x), operands.alphas
     alphas = getattr(alphas, side), *getattr(alphas, f"{side}_rest")
     return list(zip(joined.chunk(len(alphas), AXES[site, operand]), alphas, strict=True))
+
+
+def value(terms):
+    """Return the sum of terms, float64."""
+    return sum(values.double() * alpha for values, alpha in terms)
 
 
 def assert_equal_bits(terms, expected):
@@ -170,6 +197,37 @@ def test_a_number_that_is_not_finite_makes_all_terms_nan(key, bad):
     x[3, 5] = bad
     for values, _ in rounded(x, *key):
         assert values.isnan().all()
+
+
+# -- what the terms are for ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operand", ["x", "grad"])
+def test_all_gemms_have_the_same_mean(operand):
+    """Its blocks have features in wgrad as well, where those of the rest have tokens."""
+    x = data_of("means", 37, 40)
+    of_features = "fprop" if operand == "x" else "dgrad"
+    mean, in_wgrad = (rounded(x, site, operand, **NEAREST)[0] for site in (of_features, "wgrad"))
+    assert mean[0].equal(in_wgrad[0]) and mean[1] == in_wgrad[1]
+
+
+@pytest.mark.parametrize("key", SPLIT)
+def test_differences_of_tokens_are_as_exact_as_without_means(key):
+    noise = normal(256, 512)
+    x = noise + 30 * normal(512, seed=1)
+    rest = noise - noise.mean(0)
+    axis = AXES[key]
+
+    def decibels(result):
+        """The SQNR of the differences from the mean over tokens."""
+        own = result.double() - result.double().mean(0)
+        return (10 * ((rest**2).sum() / ((own - rest) ** 2).sum()).log10()).item()
+
+    ours = decibels(value(rounded(x, *key, **NEAREST)))
+    assert abs(ours - sqnr(rest, "nvfp4", axis=axis)) < 0.1
+    assert ours > 19.5
+    if axis == 1:  # blocks of tokens hold a single mean, so theirs are better
+        assert decibels(fake_quantize(x, "nvfp4", axis=axis)) < 0
 
 
 # -- the products of a layer -----------------------------------------------------------------------
@@ -257,7 +315,47 @@ def test_an_expert_may_have_no_token(dtype, rounding):
     assert of_weight.shape == (24, 40) and of_weight.eq(0).all()
 
 
+def test_an_expert_with_one_token_rounds_its_mean_alone():
+    x, grad, weight = tensors_of("normal", 1, 40, 24)
+    model, _ = layer_of(weight, **NEAREST)
+    y, _, of_weight = products(model, x, grad)
+    own, theirs = (fake_quantize(tensor, "nvfp4") for tensor in (x, grad))
+    torch.testing.assert_close(y, own @ fake_quantize(weight, "nvfp4").t())
+    torch.testing.assert_close(of_weight, theirs.t() @ own)
+
+
 # -- stochastic rounding ---------------------------------------------------------------------------
+
+
+def largest_z(results, exact):
+    """The z-score of a mean of many draws: of all errors, toward +Inf, and away from zero."""
+    deviation = results.std(0)
+    inner = deviation > 1e-5 * results.abs().amax()
+    assert inner.double().mean() > 0.5
+    z = (results.mean(0) - exact)[inner] / (deviation[inner] / len(results) ** 0.5)
+    count = z.numel()
+    squares = abs((z**2).mean().item() - 1) * (count / 2) ** 0.5
+    sums = [z.sum(), (z * exact[inner].sign()).sum()]
+    return max(squares, *(abs(total.item()) / count**0.5 for total in sums))
+
+
+def draws_of(x, site, operand, count=400, **options):
+    """Return the values of each term, float64 [count, ...], and what they are without rounding.
+
+    All tokens have the same mean, which is there once.
+    """
+    results = [rounded(x, site, operand, seed, **options) for seed in range(count)]
+    terms = [torch.stack([value([term]) for term in terms]) for terms in zip(*results, strict=True)]
+    if operand == "weight":
+        return [(terms[0], x.double())]
+    mean = x.mean(0, keepdim=True)
+    return [(terms[0][:, :1], mean.double()), (terms[1], (x - mean).double())]
+
+
+@every_operand
+def test_it_is_unbiased_where_nothing_saturates(site, operand):
+    for values, exact in draws_of(data_of("means", 21, 40), site, operand, **FP8):
+        assert largest_z(values, exact) < 5
 
 
 def test_products_of_a_layer_are_unbiased_where_nothing_saturates():
@@ -285,3 +383,27 @@ def test_the_check_finds_no_fault(options):
     plugin = PLUGINS["averis"]
     PLUGINS["averis"] = replace(plugin, options=plugin.options | options)
     assert faults() == []
+
+
+def test_elements_of_nvfp4_that_do_not_saturate_are_unbiased():
+    mean, rest = draws_of(data_of("means", 21, 40), "fprop", "x")
+    for values, exact in (mean, rest):
+        # The largest value of a block: 6, times its scale.
+        blocks = functional.pad(values.abs().amax(0), (0, 8)).unflatten(1, (3, 16))
+        limits = blocks.amax(2).repeat_interleave(16, dim=1)[:, :40]
+        kept = exact.abs() <= limits
+        assert largest_z(values[:, kept], exact[kept]) < 5
+        assert (values[:, ~kept].abs() < exact[~kept].abs()).all()
+    assert 0 < (~kept).double().mean() < 0.1
+
+
+# -- as a plugin -----------------------------------------------------------------------------------
+
+
+def test_a_model_trains_with_it():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32))
+    quantization = quantize_model(model, "averis")
+    x = normal(64, 32) + 3 * normal(32, seed=1)
+    losses = losses_of(model, x, 30, before=quantization.set_step)
+    assert losses[-1] < 0.5 * losses[0]

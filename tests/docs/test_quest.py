@@ -14,6 +14,7 @@ from mqo.quant import (
     QuantSpec,
     fake_quantize,
     quantize_model,
+    sqnr,
 )
 from mqo.quant.plugin_file import load_quantizers
 from mqo.quant.plugins import PLUGINS
@@ -23,7 +24,7 @@ from torch.nn import functional
 
 from ..oracles.compared import documented
 from ..oracles.hadamard import sylvester
-from .training import normal
+from .training import losses_of
 
 FOLDER = Project.here().root / "tools/mqo/quant/recipes"
 FILE, RECIPE = FOLDER / "quest.py", FOLDER / "quest.toml"
@@ -40,6 +41,10 @@ BITS = range(1, 9)
 @pytest.fixture(autouse=True)
 def quest():
     load_quantizers(FILE)
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def spec(**options):
@@ -87,6 +92,13 @@ def test_the_clip_has_the_smallest_squared_error_of_a_gaussian(bits):
         assert clip == pytest.approx(best, rel=4e-5)
     # Of 6 to 8 bits, the authors' numbers are smaller than the best, which matters little.
     assert squared_error(clip, 2**bits) < 1.002 * squared_error(best, 2**bits)
+
+
+def test_the_error_for_a_gaussian_is_that_of_the_clip():
+    x = normal(512, 4096)
+    for bits in BITS:
+        error = 10 ** (-sqnr(x, spec(bits=bits)) / 10)
+        assert error == pytest.approx(squared_error(CLIPS[bits - 1], 2**bits), rel=0.02)
 
 
 # -- the grid, number by number --------------------------------------------------------------------
@@ -191,6 +203,11 @@ def test_a_gradient_passes_if_the_error_is_at_most_half_a_step(kind, bits):
     rms = np.sqrt((x.double().numpy() ** 2).mean(1, keepdims=True))
     trusted = error <= CLIPS[bits - 1] / (2**bits - 1) * rms
     assert passes(x, bits=bits).tolist() == trusted.tolist()
+
+
+def test_some_gradients_pass_and_some_do_not():
+    share = 1 - passes(normal(512, 4096)).double().mean().item()
+    assert share == pytest.approx(math.erfc(CLIPS[3] * 16 / 15 / 2**0.5), rel=0.02)
 
 
 @pytest.mark.parametrize(("bits", "trust"), [(1, 0.3), (1, 0.0), (4, 0.0), (4, 0.5), (2, 4.0)])
@@ -321,6 +338,14 @@ def test_a_layer_in_bfloat16_has_the_authors_gradients_apart_from_rounding(bits)
         # differ, and then an element may have another value, or another gradient.
         error = (ours[name] - tensor).norm() / tensor.norm()
         assert ours[name].dtype == torch.bfloat16 and error < 0.03
+
+
+def test_a_model_trains_with_the_recipe():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(128, 256), nn.ReLU(), nn.Linear(256, 128))
+    quantize_model(model, RECIPE)
+    losses = losses_of(model, normal(64, 128), 30, lr=1e-3)
+    assert losses[-1] < 0.5 * losses[0]
 
 
 def test_the_head_stays_unquantized():

@@ -1,10 +1,6 @@
-"""Random tensors and a short training of a small model, for the tests of the examples."""
+"""A short training of a small model, for the tests of the examples."""
 
 import torch
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def losses_of(model, x, steps, lr=1e-2, before=lambda step: None):

@@ -126,15 +126,7 @@ def fp4_blocks(x: np.ndarray, square: bool = False, draws: Draws = None):
     return np.where(spread(broken, 16, x), np.float32(np.nan), values)
 
 
-def fp4_and_alpha(
-    x: np.ndarray, tensor: np.float32, scale: Element, square: bool = False, draws: Draws = None
-):
-    """What a GEMM multiplies: the values of NVFP4 without the tensor's scale, and that scale."""
-    values = _with_levels(x, tensor, scale, "", square, draws, has_alpha=False)
-    return values, float(_ONE / tensor)
-
-
-def _with_levels(x, tensor, scale: Element, error: str, square: bool, draws: Draws, has_alpha=True):
+def _with_levels(x, tensor, scale: Element, error: str, square: bool, draws: Draws):
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
         share = block_amax(x, 16, square) * (tensor * (_ONE / np.float32(6)))
         candidates = (share, share * np.float32(1.5))
@@ -144,7 +136,7 @@ def _with_levels(x, tensor, scale: Element, error: str, square: bool, draws: Dra
             of_six, of_four = (_block_errors(x, s, tensor, error, square) for s in (six, four))
             chosen = np.where((of_four < of_six) | (six == 0), four, six)
         steps = x * spread(_encode(chosen, tensor), 16, x)
-    decode = chosen * (_ONE / tensor) if has_alpha else chosen
+    decode = chosen * (_ONE / tensor)
     return _decoded(_rounded(steps, E2M1, draws), spread(decode, 16, x))
 
 

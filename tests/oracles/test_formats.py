@@ -108,6 +108,14 @@ def test_ufp4_has_fifteen_values_at_equal_distances():
     assert np.abs(ufp4(x) - x).max() <= (step / 2 * (1 + 1e-5)).max()
 
 
+def test_a_short_last_block_is_one_filled_with_zeros():
+    x = np.random.default_rng(1).standard_normal((33, 250)).astype(np.float32)
+    filled = np.pad(x, ((0, 127), (0, 6)))
+    rows = (partial(mx, element=E4M3, rule="rceil"), hif4, ufp4)
+    for quantize in (*rows, *list(FORMATS.values())[:4]):
+        assert np.array_equal(quantize(x), quantize(filled)[:33, :250])
+
+
 # -- stochastic rounding -----------------------------------------------------------------------
 
 
@@ -125,3 +133,14 @@ def test_mxfp4_of_three_quarters_is_unbiased_also_at_the_top_of_a_block():
     results = [mxfp4_unbiased(x, draws) for draws in even_draws(x.shape, 512)]
     # Evenly spread draws miss a share by 1/512 at most; a step is half of `top` or less.
     assert (np.abs(np.mean(results, axis=0) - x) <= top / 2 / 0.75 / 512 * 1.01).all()
+
+
+def test_a_deterministic_rounding_is_what_draws_below_and_above_a_half_enclose():
+    x = np.random.default_rng(4).standard_normal((16, 64)).astype(np.float32)
+    down, up = (
+        nvfp4(x, draws=np.full(x.shape, draw)).astype(np.float64) for draw in (2**DRAW_BITS - 1, 0)
+    )
+    near = nvfp4(x)
+    assert ((near == down) | (near == up)).all()
+    assert (np.abs(down) <= np.abs(near)).all()
+    assert (np.abs(near) <= np.abs(up)).all()
