@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from mqo.megatron.simulation.memory import Window
-from mqo.megatron.simulation.program import RankResult, Step
+from mqo.megatron.simulation.program import Step, Trainer
 from mqo.megatron.simulation.rows import KINDS
 
 POINTS = 1200  # of the timeline
@@ -17,7 +17,7 @@ LINES = 200  # source lines that are listed at the peak
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
 
-def facts(ran: RankResult) -> dict[str, Any]:
+def facts(ran: Trainer) -> dict[str, Any]:
     """Return the rank's position, weights, memory, work and exchanges.
 
     Work and exchanges are from the last two steps, which differ only in micro-batches.
@@ -77,7 +77,7 @@ def step_facts(step: Step) -> dict[str, Any]:
     }
 
 
-def _totals(ran: RankResult, step: Step) -> np.ndarray:
+def _totals(ran: Trainer, step: Step) -> np.ndarray:
     return ran.memory.between(step.start + 1, step.end).curves().sum(axis=0)
 
 

@@ -97,14 +97,6 @@ class AllocationLog:
         _, allocation = self._alive.pop(key)
         allocation.died = self._clock + 1  # it still existed after the last operation
 
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        """Log that a storage was resized: its earlier bytes are freed."""
-        entry = self._alive.get(storage._cdata)
-        if entry is not None:
-            old = entry[1]
-            old.died = self._clock + 1
-            entry[1] = self._log(storage, old.origin, old.phase)
-
     @contextmanager
     def watching_sizes(self) -> Iterator[None]:
         """Log the storages of activations that upstream frees, and recomputes for backward."""
@@ -112,7 +104,10 @@ class AllocationLog:
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             done = real(storage, size)
-            self.resized(storage)
+            if entry := self._alive.get(storage._cdata):  # its earlier bytes are freed
+                old = entry[1]
+                old.died = self._clock + 1
+                entry[1] = self._log(storage, old.origin, old.phase)
             return done
 
         with patch.object(torch.UntypedStorage, "resize_", resize_):
@@ -177,19 +172,14 @@ class Window:
                 steps[row, died - self.start] -= size
         return steps.cumsum(axis=1)[:, :-1]
 
-    def alive(self, clock: int) -> Iterator[tuple[str, Allocation]]:
-        """Yield the kind and the allocation of each storage that was alive after an operation."""
-        for born, died, _, kind, allocation in self.rows:
-            if born <= clock < died:
-                yield kind, allocation
-
     def by_line(self, clock: int) -> list[dict[str, Any]]:
         """Return kind, line, bytes and number of the live storages, the most bytes first."""
         totals: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-        for kind, allocation in self.alive(clock):
-            entry = totals[kind, allocation.origin.line]
-            entry[0] += allocation.size
-            entry[1] += 1
+        for born, died, size, kind, allocation in self.rows:
+            if born <= clock < died:
+                entry = totals[kind, allocation.origin.line]
+                entry[0] += size
+                entry[1] += 1
         rows = [
             {"kind": kind, "line": line, "bytes": size, "tensors": count}
             for (kind, line), (size, count) in totals.items()

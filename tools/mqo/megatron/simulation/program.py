@@ -48,17 +48,7 @@ class Step:
     collectives: Collectives
 
 
-@dataclass(frozen=True)
-class RankResult:
-    """The result of a simulation: upstream's arguments, the model's chunks, memory, steps."""
-
-    args: Namespace
-    models: list[torch.nn.Module]
-    memory: AllocationLog
-    steps: list[Step]
-
-
-def run(job: RankJob) -> RankResult:
+def run(job: RankJob) -> "Trainer":
     """Build the rank's part of the model, and train it for the steps of the job."""
     memory, tags = AllocationLog(only_fake=not job.real), Tags()
     watch = Watch(memory)
@@ -67,9 +57,9 @@ def run(job: RankJob) -> RankResult:
     with nullcontext() if job.real else without_data(), memory.watching_sizes(), watch:
         trainer = Trainer(container, watch, memory)
         with watch.following(trainer.models):
-            steps = trainer.train(forward_step, job, tags)
+            trainer.train(forward_step, job, tags)
         trainer.name_owned()
-    return RankResult(trainer.args, trainer.models, memory, steps)
+    return trainer
 
 
 def prepare(job: RankJob, watch: Watch, tags: Tags) -> None:
@@ -97,19 +87,19 @@ def read_arguments(job: RankJob) -> tuple[Any, Any]:
 
     import mqo.megatron.hooks
 
-    program = teacher.program(job.flags)
-    args = releases.parse(program.extra_args)
+    forward_step, extra_args = teacher.program(job.flags)
+    args = releases.parse(extra_args)
     args.load = args.save = args.pretrained_checkpoint = None
     check_documents(args)
     mqo.megatron.hooks.before_model(args)
     mqo.megatron.hooks.check_available(args)
     container = releases.container(args, model_provider)
     initialize_megatron()
-    return container, program.forward_step
+    return container, forward_step
 
 
 class Trainer:
-    """Run upstream's training loop on its model and optimizer."""
+    """Run upstream's training loop on its model and optimizer; `steps` are those that it ran."""
 
     def __init__(self, container: Any, watch: Watch, memory: AllocationLog) -> None:
         from megatron.core.enums import ModelType
@@ -117,6 +107,7 @@ class Trainer:
         from megatron.training import get_args, training
 
         self.args, self.watch, self.memory = get_args(), watch, memory
+        self.steps: list[Step] = []
         self.models, self.optimizer, self.scheduler = training.setup_model_and_optimizer(
             ModelType.encoder_or_decoder,
             None,
@@ -133,13 +124,13 @@ class Trainer:
 
         self.optimizer.step = step
 
-    def train(self, forward_step: Callable[..., Any], job: RankJob, tags: Tags) -> list[Step]:
-        """Run upstream's loop for the job's steps, and return the steps."""
+    def train(self, forward_step: Callable[..., Any], job: RankJob, tags: Tags) -> None:
+        """Run upstream's loop for the job's steps."""
+        from megatron.core import num_microbatches_calculator
         from megatron.core.rerun_state_machine import RerunDataIterator
         from megatron.core.utils import get_model_config
         from megatron.training import training
 
-        steps: list[Step] = []
         waiting = iter(job.micro_batches)
         real = training.train_step
 
@@ -149,12 +140,12 @@ class Trainer:
             self.memory.phase, start = "forward", self.watch.clock
             done = real(*args, **kwargs)
             self.watch.observers = (self.memory,)  # later operations belong to no step
-            steps.append(Step(start, self.watch.clock, calculator.get(), works, collectives))
+            self.steps.append(Step(start, self.watch.clock, calculator.get(), works, collectives))
             self.memory.phase = "setup"
             calculator.num_micro_batches = next(waiting, calculator.get())
             return done
 
-        calculator = num_microbatches_calculator()
+        calculator: Any = num_microbatches_calculator._GLOBAL_NUM_MICROBATCHES_CALCULATOR
         calculator.num_micro_batches = next(waiting)
         batches = RerunDataIterator(_batches(self.args))
         self.args.train_iters = len(job.micro_batches)
@@ -172,7 +163,6 @@ class Trainer:
                 {},
                 None,
             )
-        return steps
 
     def name_owned(self) -> None:
         """Set the kind of weights, gradients and optimizer states."""
@@ -190,13 +180,6 @@ class Trainer:
                 yield buffer.grad_data
             for parameter in model.parameters():
                 yield from (g for g in (parameter.grad,) if g is not None)
-
-
-def num_microbatches_calculator() -> Any:
-    """Return upstream's calculator, which has the number of micro-batches of a step."""
-    from megatron.core import num_microbatches_calculator as module
-
-    return module._GLOBAL_NUM_MICROBATCHES_CALCULATOR
 
 
 def _batches(args: Namespace) -> Iterator[dict[str, torch.Tensor]]:

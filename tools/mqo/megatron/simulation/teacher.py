@@ -2,24 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 TEACHER = "--export-kd-teacher-load"
 
 
-class Program(NamedTuple):
-    """What a program passes to the trainer: its forward step, and further flags."""
-
-    forward_step: Callable[..., tuple]
-    extra_args: Callable | None = None
-
-
-def program(flags: Sequence[str]) -> Program:
-    """Return the program for the flags."""
+def program(flags: Sequence[str]) -> tuple[Callable[..., tuple], Callable | None]:
+    """Return the forward step and the further flags of the program for these flags."""
     if not any(word.partition("=")[0] == TEACHER for word in flags):
         from megatron.inference.gpt import pretraining
 
-        return Program(pretraining.forward_step)
+        return pretraining.forward_step, None
     import distill_gpt
     from megatron.inference.arguments import add_modelopt_args
     from megatron.inference.gpt import model_provider, teacher_config
@@ -28,4 +20,4 @@ def program(flags: Sequence[str]) -> Program:
     teacher_config.checkpoint_folder = Path
     model_provider.load_teacher = lambda teacher, args: teacher
     distill_gpt.balance_steps()
-    return Program(distill_gpt.forward_step, add_modelopt_args)
+    return distill_gpt.forward_step, add_modelopt_args
