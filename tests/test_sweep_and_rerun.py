@@ -82,13 +82,13 @@ def test_a_run_on_own_text_is_replayed_also_without_the_index(checkout_with, tmp
     text.write_text("\n\n".join(sentences))
     project = checkout_with(runs=tmp_path / "runs", own_data=tmp_path / "data")
     data = of_options(project, [text], None, None)
-    config = resolve("llama32-1b", None, "linear_mxfp8", "tiny", **data)
+    config = resolve("llama32-1b", None, "linear_mxfp8", "tiny", **data.fields)
     original = run(project, config)
     assert original.root.name.endswith("llama32-1b_tales_linear_mxfp8_tiny")
     trained, valid = losses(original)
     assert trained[-1][1] < trained[0][1] < math.log(4096)
     assert valid
-    folder = data["data_prefix"].parent
+    folder = data.data_prefix.parent
     shutil.rmtree(folder)
     found = rerun(project, original, report=lambda line: None)
     assert found == BitEqual(found.run, 8)

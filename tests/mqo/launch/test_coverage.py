@@ -13,6 +13,7 @@ from mqo.launch.config import resolve
 from mqo.launch.folder import create
 from mqo.launch.prepare import RunData
 from mqo.launch.products import AT_NONE, AUTOGRAD, NO_SITE
+from mqo.launch.program_cache import Source
 from mqo.overlay.series import Series
 from mqo.project import Project
 from mqo.quant.recipe import Recipe
@@ -395,22 +396,22 @@ def count(folder):
 
 def test_what_the_program_said_is_kept_by_source_and_flags(place):
     project, folder = place
-    first = coverage.measure(project, folder.source, ["--a"])
-    assert coverage.measure(project, folder.source, ["--a"]) == first
+    first = coverage.measure(project, Source(folder.source), ["--a"])
+    assert coverage.measure(project, Source(folder.source), ["--a"]) == first
     assert count(folder) == 1
-    coverage.measure(project, folder.source, ["--b"])
+    coverage.measure(project, Source(folder.source), ["--b"])
     assert count(folder) == 2
     (folder.source / "layers.py").write_text("custom_quant_type = 'mxfp4'\n")
-    coverage.measure(project, folder.source, ["--a"])
+    coverage.measure(project, Source(folder.source), ["--a"])
     assert count(folder) == 3
 
 
 def test_a_kept_answer_that_was_cut_short_is_asked_for_again(place):
     project, folder = place
-    first = coverage.measure(project, folder.source, [])
+    first = coverage.measure(project, Source(folder.source), [])
     (kept,) = (project.cache / "coverage").iterdir()
     kept.write_text(kept.read_text()[:40])
-    assert coverage.measure(project, folder.source, []) == first
+    assert coverage.measure(project, Source(folder.source), []) == first
     assert count(folder) == 2
 
 
@@ -418,7 +419,7 @@ def test_a_program_that_fails_is_told_in_its_words_and_nothing_is_kept(place):
     project, folder = place
     (folder.source / "tools/coverage.py").write_text("raise ValueError('no such head size')")
     with pytest.raises(RunError, match=r"exit code 1: ValueError: no such head size"):
-        coverage.measure(project, folder.source, [])
+        coverage.measure(project, Source(folder.source), [])
     assert list((project.cache / "coverage").iterdir()) == []
 
 

@@ -94,7 +94,7 @@ def test_a_small_model_trains_on_a_text_alone_and_a_published_one_with_a_tokeniz
 def test_a_dry_run_tells_of_the_text_and_prepares_nothing(text, tmp_path):
     project = Project(tmp_path / "checkout")
     data = of_options(project, [text], None, None)
-    experiment = cell("--text", text).changed("experiment", **data).experiment
+    experiment = cell("--text", text).changed("experiment", **data.fields).experiment
     note = text_note(project, experiment)
     for part in ("9 documents", str(text), "10%", str(project.own_data)):
         assert part in note
@@ -103,4 +103,4 @@ def test_a_dry_run_tells_of_the_text_and_prepares_nothing(text, tmp_path):
     assert "1 record" in text_note(project, experiment)
     strict = of_options(project, [text], None, None, strict=True)
     with pytest.raises(DataError, match=r"my tales\.jsonl:10"):
-        text_note(project, experiment.model_copy(update=strict))
+        text_note(project, experiment.model_copy(update=strict.fields))

@@ -3,9 +3,8 @@
 import pytest
 from mqo.launch import program_cache
 from mqo.launch.config import resolve
-from mqo.launch.program_cache import ask_cached, source_of
+from mqo.launch.program_cache import Source, ask_cached, source_of
 from mqo.overlay.series import Series
-from mqo.overlay.snapshot import digests
 
 PROGRAM = "tools/coverage.py"
 
@@ -46,7 +45,7 @@ def test_the_digests_are_those_of_the_source_when_it_is_made(vendored, checkout_
     project = checkout_with()
     with source_of(project, vendored, Series.of_project(project), variant, PROGRAM) as source:
         expected = source.digests()
-        assert digests(source.path, {}) == expected
+        assert Source(source.path).digests() == expected
 
 
 def test_a_cached_result_makes_no_source(asked, monkeypatch):
@@ -59,7 +58,7 @@ def test_a_cached_result_makes_no_source(asked, monkeypatch):
 
 def test_a_source_on_disk_shares_the_result(asked):
     answer, ran = asked
-    assert answer() == answer(make=lambda source: source.path)
+    assert answer() == answer(make=lambda source: Source(source.path))
     assert len(ran) == 1
 
 

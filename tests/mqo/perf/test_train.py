@@ -139,7 +139,7 @@ def test_the_command_of_a_run_with_own_text_names_the_text(tmp_path):
     planned = plan(options, CPU).mode
     own, extra = arguments.split_flags(shlex.split(planned.command())[2:])
     cell = arguments.config_from(arguments.parser().parse_intermixed_args(own), extra)
-    assert cell.experiment.text == data["text"]
+    assert cell.experiment.text == data.text
     assert cell == planned.config.changed("experiment", training=cell.experiment.training)
     json.dumps(options.facts)
 

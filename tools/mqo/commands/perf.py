@@ -119,7 +119,7 @@ def perf(
         base, *chosen = with_plugins((base, *ways), own)
         tokens, extra = tokenizer and tokenizer.resolve(), tuple(flags or ())
         data = own_data.of_options(Project.here(), text or (), tokens, None, extra, strict=strict)
-        dataset = dataset or (data["text"].name if data["text"] else "wikipedia")
+        dataset = dataset or (data.text.name if data.text else "wikipedia")
         rest = (base, dataset, training_config, choice, extra, limits().steps, data)
         size, kind = shrink_of(shrink), check_class(model_class)
         tests = [

@@ -148,7 +148,7 @@ def sweep(
         exclude=tuple(exclude or ()),
         include=tuple(include or ()),
         dtype=tables.check_dtype(dtype),
-        **data,
+        **data.fields,
         cluster=Cluster(nproc_per_node=nproc_per_node),
     )
     configs.check(planned)

@@ -20,7 +20,7 @@ from mqo.launch.machine import Machine, detect, imagined
 from mqo.launch.models import shrink_of
 from mqo.launch.naming import own_data
 from mqo.launch.options import OPTIONS, add_arguments, given, split
-from mqo.launch.own_data import either, of_options
+from mqo.launch.own_data import OwnData, either, of_options
 from mqo.launch.own_types import OwnTypes
 from mqo.launch.start_weights import fill_in
 from mqo.launch.variants import GemmChoice
@@ -247,7 +247,7 @@ def config_from(
         mode = tables.UNQUANTIZED  # these types change it
     for option, value in (
         ("--model", args.model),
-        ("--dataset or --text", args.dataset or own_data(data["data_prefix"], extra)),
+        ("--dataset or --text", args.dataset or own_data(data.data_prefix, extra)),
         (FA_MODE if args.front_end else f"{MODE} or --recipe", mode),
     ):
         if value is None:
@@ -283,7 +283,7 @@ def config_from(
         start=args.start,
         schedule=tuple(args.schedule),
         extra_flags=(*(NO_FUSIONS if args.no_fusions else ()), *extra),
-        **data,
+        **data.fields,
         **{name: getattr(args, name) for name in plain},
         **given(args),
     )
@@ -291,7 +291,7 @@ def config_from(
     return config
 
 
-def _own_data(args: argparse.Namespace, extra: Sequence[str]) -> dict[str, Any]:
+def _own_data(args: argparse.Namespace, extra: Sequence[str]) -> OwnData:
     """Return the user's data; MqoError if an option and an argument give the same."""
     prefix = either("--data", args.data_option, "DATA_PREFIX", args.data_prefix)
     tokenizer = either("--tokenizer", args.tokenizer_option, "TOKENIZER", args.tokenizer)

@@ -19,7 +19,7 @@ from mqo.launch.engine import LOCAL
 from mqo.launch.flags import RunData, model_flags, tokenizer_flags, vocabulary_flags
 from mqo.launch.machine import Machine
 from mqo.launch.products import Coverage, coverage_lines
-from mqo.launch.program_cache import LazySource, ask_cached, source_of
+from mqo.launch.program_cache import LazySource, Source, ask_cached, source_of
 from mqo.matrix.tables import LINEAR_SITES, NONE
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
@@ -68,7 +68,7 @@ def record(
     try:
         flags = one_process_flags(config, words)
         result = _with_libraries(
-            config, measure(project, folder.source, flags, config.layers_toml(), reads)
+            config, measure(project, Source(folder.source), flags, config.layers_toml(), reads)
         )
     except MqoError as error:
         report(f"coverage : unknown. {error}")
@@ -163,7 +163,7 @@ def names(config: RunConfig) -> dict[str, Any]:
 
 def measure(
     project: Project,
-    source: Path | LazySource,
+    source: Source | LazySource,
     flags: list[str],
     layers: str = "",
     reads: Sequence[Path] = (),

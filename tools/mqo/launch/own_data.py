@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mqo.data.own_text import stem, text_files
+from mqo.data.own_text import TextFiles, stem, text_files
 from mqo.errors import MqoError
 from mqo.launch.command import flag_words
 from mqo.launch.naming import data_name, own_data
@@ -18,6 +19,26 @@ if TYPE_CHECKING:
 _TOKENIZER_FLAGS = ("--tokenizer-model", "--tokenizer-type", "--vocab-file", "--merge-file")
 
 
+@dataclass(frozen=True)
+class OwnData:
+    """The fields of an Experiment for the user's data; all are None for a dataset's sample.
+
+    With `text`, the tokenizer and the index may not exist yet: a run prepares them.
+    """
+
+    tokenizer: Path | None = None
+    data_prefix: Path | None = None
+    text: TextFiles | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Return the fields for `resolve`."""
+        return vars(self)
+
+
+NO_DATA = OwnData()
+
+
 def of_options(
     project: Project,
     text: Sequence[Path],
@@ -26,10 +47,8 @@ def of_options(
     extra_flags: Sequence[str] = (),
     *,
     strict: bool = False,
-) -> dict[str, Any]:
-    """Return the fields of an Experiment for the user's data; all are None for a sample.
-
-    With `text`, the tokenizer and the index may not exist yet: a run prepares them.
+) -> OwnData:
+    """Return the data of a command's options; nothing is prepared.
 
     Raises:
         MqoError: options contradict each other, or --strict has no text.
@@ -38,7 +57,7 @@ def of_options(
     if not text:
         if strict:
             raise MqoError("--strict was given without --text", expected="--text FILE with it")
-        return {"tokenizer": tokenizer, "data_prefix": data_prefix, "text": None}
+        return OwnData(tokenizer, data_prefix)
     if given := own_data(data_prefix, extra_flags):
         raise MqoError(f"--text was given with the data {given}", expected="one of them")
     words = flag_words(extra_flags)
@@ -50,7 +69,7 @@ def of_options(
     name = data_name("+".join(map(stem, text)))
     files = text_files(text, name, tokenizer, strict=strict)
     trained, prefix = files.paths(project)
-    return {"tokenizer": tokenizer or trained, "data_prefix": prefix, "text": files}
+    return OwnData(tokenizer or trained, prefix, files)
 
 
 def text_words(experiment: Experiment) -> list[str]:

@@ -12,6 +12,7 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -29,6 +30,17 @@ from mqo.untrusted import UntrustedFileError, read_json_object
 
 # What programs import in addition to Megatron; other trees have none, their own, or older ones.
 OURS = ("preflight.py", "distill_gpt.py", "megatron/inference")
+
+
+@dataclass(frozen=True)
+class Source:
+    """The source of a run."""
+
+    path: Path
+
+    def digests(self) -> dict[str, str]:
+        """Return {path: SHA-256} of its Python and TOML files."""
+        return digests(self.path, {})
 
 
 class LazySource:
@@ -82,7 +94,7 @@ def source_of(
 
 def ask_cached(
     project: Project,
-    source: Path | LazySource,
+    source: Source | LazySource,
     program: str,
     function: str,
     request: Mapping[str, Any],
@@ -102,15 +114,13 @@ def ask_cached(
     """
     name = Path(program).stem
 
-    def file_of(sums: Mapping[str, str]) -> Path:
-        return project.cache / name / f"{_key(sums, [request, options], reads)}.json"
+    def file_of(digests: Mapping[str, str]) -> Path:
+        return project.cache / name / f"{_key(digests, [request, options], reads)}.json"
 
     with suppress(UntrustedFileError):  # the cached file may be missing or truncated
-        sums = digests(source, {}) if isinstance(source, Path) else source.digests()
-        return read_json_object(file_of(sums))
+        return read_json_object(file_of(source.digests()))
     # A lazy source is made only now, and the tree may have changed since.
-    root = source if isinstance(source, Path) else source.path
-    cached = file_of(digests(root, {}))
+    cached = file_of(Source(source.path).digests())
     cached.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(f"mqo-{name}-", cached.parent) as folder:
         whole, quant_toml = folder / cached.name, folder / "quant.toml"
@@ -119,7 +129,7 @@ def ask_cached(
         variables = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         variables |= {ENVIRONMENT_VARIABLE: str(quant_toml)}
         settings = {"variables": variables, "help": help, "limit_s": limit_s}
-        result: dict[str, Any] = call(root / program, function, request, **settings)
+        result: dict[str, Any] = call(source.path / program, function, request, **settings)
         whole.write_text(json.dumps(result), encoding="utf-8")
         whole.replace(cached)
     return result

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from mqo.launch.config import Cluster, RunConfig, resolve
 from mqo.launch.flags import length
 from mqo.launch.hybrid import ModelClass
 from mqo.launch.machine import THREADS, Machine
-from mqo.launch.own_data import text_words
+from mqo.launch.own_data import NO_DATA, OwnData, text_words
 from mqo.launch.plugins import split_option
 from mqo.launch.prepare import check_config
 from mqo.launch.run import run
@@ -45,14 +45,14 @@ class PerfOptions:
     gemms: GemmChoice = FORWARD
     flags: tuple[str, ...] = ()
     steps: int = 50
-    data: Mapping[str, Any] = field(default_factory=dict)
+    data: OwnData = NO_DATA
     shrink: tuple[int, int] | None = None
     model_class: ModelClass | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
         """Return the options for perf.json, with the names of mode and baseline."""
-        values = {own.name: getattr(self, own.name) for own in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         del values["data"]  # the runs record it
         names = {"mode": self.mode.name, "baseline": self.baseline.name}
         return values | self.gemms.fields | names
@@ -69,7 +69,7 @@ class PerfOptions:
         """Return the configuration of a run of at most `steps` steps."""
         more: dict[str, Any] = {**self.gemms.fields, "extra_flags": (*self.flags, *flags)}
         more |= {"shrink": self.shrink, "model_class": self.model_class}
-        more |= {**self.data, **variant.rest}
+        more |= {**self.data.fields, **variant.rest}
         cluster = Cluster(nproc_per_node=processes)
         names = (self.model, self.dataset, variant.mode, self.config)
         config = resolve(*names, cluster=cluster, **more)
