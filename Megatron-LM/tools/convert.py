@@ -21,6 +21,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path[:1] = [str(ROOT / ".mqo_runtime"), str(ROOT)]
+import preflight  # noqa: F401  (checks where megatron comes from)
 from mqo.megatron.run.errors import SavedError
 from mqo.megatron.run.hf_kind import StoredTensor, check_config, check_folder, stored_tensors
 
@@ -45,7 +46,6 @@ def describe(checkpoint: Path) -> dict[str, Any]:
 
     Of a folder of checkpoints, the newest is read.
     """
-    enter_tree()
     from megatron.inference.checkpointing import check_format, read_args
     from mqo.megatron.run.checkpoints import loaded
     from mqo.megatron.run.files import TRACKER
@@ -80,7 +80,6 @@ def to_megatron(source: Path, target: Path, flags: list[str]) -> None:
 
     Upstream calls it a release: weights without an optimizer, at iteration 0.
     """
-    enter_tree()
     check_folder(source)
     check_config(source)
     stored = stored_tensors(source)
@@ -113,7 +112,6 @@ def finalize(source: Path, target: Path, flags: list[str]) -> None:
 
     Projections of the distillation, the optimizer and the random states are left out.
     """
-    enter_tree()
     from megatron.inference import load_model
 
     folder = load_model.find_checkpoint(source)
@@ -127,7 +125,6 @@ def to_hf(source: Path, target: Path, flags: list[str]) -> None:
     Raises:
         SavedError: ModelOpt quantizes the model; a value is too large for the dtype.
     """
-    enter_tree()
     _, model = load([*flags, "--load", str(source)])
     from huggingface_hub import save_torch_state_dict
     from mqo.megatron.run.modelopt import quantized_layers
@@ -268,10 +265,9 @@ def check_tensors(expected: Mapping[str, torch.Tensor], stored: Mapping[str, Sto
             )
 
 
-def enter_tree() -> None:
-    """Import megatron from this tree, on the CPU; call this before other imports of megatron."""
+def use_cpu() -> None:
+    """Use the CPU, without other processes; call this before imports of megatron."""
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    import preflight  # noqa: F401  (checks where megatron comes from)
 
 
 def build(flags: list[str]) -> tuple[Namespace, torch.nn.Module]:

@@ -19,7 +19,7 @@ def main(tree: str, hf: str, checkpoint: str, result: str, flags: list[str]) -> 
     import convert
     from transformers import AutoModelForCausalLM
 
-    convert.enter_tree()
+    convert.use_cpu()
     args, model = convert.load([*flags, "--load", checkpoint])
     reference = AutoModelForCausalLM.from_pretrained(
         hf, dtype=torch.float32, attn_implementation="eager"

@@ -252,7 +252,7 @@ class Lab:
         sys.path[:0] = [str(tree / "tools"), str(ROOT / "tools")]
         import convert
 
-        convert.enter_tree()
+        convert.use_cpu()
         import torch
 
         self.convert, self.torch, self.kind, self.folder = convert, torch, kind, folder

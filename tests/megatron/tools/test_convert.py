@@ -392,7 +392,7 @@ def test_the_factor_of_the_scaling_reaches_the_model(vendored):
     shape += "--rotary-base 500000 --use-rope-scaling --rope-scaling-factor 32"
     code = (
         "import sys; sys.path.insert(0, sys.argv[1]); import convert\n"
-        "convert.enter_tree()\n"
+        "convert.use_cpu()\n"
         "_, model = convert.build(sys.argv[2:])\n"
         "print(convert.unwrapped(model).rotary_pos_emb.inv_freq[-1].item())"
     )

@@ -44,6 +44,7 @@ from mqo.program import Advance, call
 from mqo.runs import checkpoints_of, run_of
 
 PROGRAM = "tools/convert.py"
+_OPTIONS: dict[str, Any] = {"variables": {"CUDA_VISIBLE_DEVICES": ""}, "error": ConvertError}
 _NO_ROOM = 1 << 16  # free bytes below which a disk is full for weights
 
 
@@ -249,7 +250,7 @@ def _has_mamba(source: Path) -> ConvertError:
 
 def _facts(tree: Path, checkpoint: Path) -> dict[str, Any]:
     request = {"checkpoint": checkpoint}
-    facts: dict[str, Any] = call(tree / PROGRAM, "describe", request, error=ConvertError)
+    facts: dict[str, Any] = call(tree / PROGRAM, "describe", request, **_OPTIONS)
     return facts
 
 
@@ -290,4 +291,4 @@ def _run(
             report(f"  {advance.done}/{advance.total}  {advance.what}")
 
     request = {"source": source, "target": target, "flags": flags}
-    call(tree / PROGRAM, function, request, error=ConvertError, watch=watch)
+    call(tree / PROGRAM, function, request, watch=watch, **_OPTIONS)

@@ -266,7 +266,7 @@ def main(argv: list[str]) -> None:
     logging.disable(logging.WARNING)
     if not sys.warnoptions:
         warnings.simplefilter("ignore")
-    weights.enter_tree()
+    weights.use_cpu()
     with tempfile.TemporaryDirectory(prefix="mqo-ptq-") as scratch:
         from mqo.megatron.run.unpickle import CheckpointError
 

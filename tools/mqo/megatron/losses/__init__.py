@@ -2,3 +2,5 @@
 
 from mqo.megatron.losses.cross_entropy import chunked_cross_entropy
 from mqo.megatron.losses.kl import chunked_kl
+
+__all__ = ["chunked_cross_entropy", "chunked_kl"]
