@@ -2,7 +2,7 @@ import sysconfig
 from dataclasses import replace
 
 import pytest
-from mqo.errors import OverlayError
+from mqo.errors import OverlayError, UnknownNameError
 from mqo.overlay import literals
 from mqo.overlay.apply import apply
 from mqo.overlay.plan import plan
@@ -119,6 +119,40 @@ def test_the_trees_types_stay_in_files_that_are_made_anew(mini, target):
     shot = snapshot(tree, target, without=("new_engine",), series=mini.series)
     assert b"old_engine.check" in shot.tree.read(LAYERS)
     assert types_of(shot) == {"fprop": "mxfp8", "dgrad": "none"} == shot.types
+
+
+def test_an_unknown_site_is_named_before_anything_is_copied(patched, target):
+    with pytest.raises(UnknownNameError, match=r"'qq'.*dgrad, fprop"):
+        snapshot(patched.tree, target, types={"qq": "mxfp8"})
+    assert not target.exists()
+
+
+def test_leaving_out_an_unknown_entry_is_an_error(patched, target):
+    with pytest.raises(UnknownNameError, match="'typo'"):
+        snapshot(patched.tree, target, without=("typo",), series=patched.series)
+    assert not target.exists()
+
+
+def test_a_type_for_a_site_that_is_left_out_is_an_error(patched, target):
+    with pytest.raises(OverlayError, match="patch quant_sites"):
+        snapshot(
+            patched.tree,
+            target,
+            types={"fprop": "mxfp8"},
+            without=("quant_sites",),
+            series=patched.series,
+        )
+
+
+def test_an_existing_target_is_refused(patched, target):
+    target.mkdir()
+    with pytest.raises(OverlayError, match="exists"):
+        snapshot(patched.tree, target)
+
+
+def test_an_unpatched_tree_is_refused(mini, target):
+    with pytest.raises(OverlayError, match="is not patched"):
+        snapshot(mini.tree, target)
 
 
 def test_leaving_out_an_entry_that_changed_nothing_is_an_error(patched, target):
