@@ -79,8 +79,6 @@ def test_a_program_that_ends_without_its_result_is_named(program):
 def test_a_function_gets_a_request_in_the_types_of_its_parameters(program, tmp_path):
     path = program("def put(at: Path, *, n: int = 1): return [at.name, type(n).__name__]")
     assert call(path, "put", {"at": tmp_path / "one", "n": "3"}) == ["one", "int"]
-    with pytest.raises(RunError, match=r"tools/one\.py ended .*"):
-        call(path, "put", {"at": tmp_path, "n": "three"})
 
 
 def test_a_correctable_error_of_a_function_is_the_error_that_was_named(program):
@@ -95,3 +93,31 @@ def fail(kind: str):
         call(program(text), "fail", {"kind": "known"}, error=DataError)
     with pytest.raises(RunError, match=r"tools/one\.py ended with exit code 1: KeyError: 'a bug'"):
         call(program(text), "fail", {"kind": "other"}, error=DataError)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def other(): ...",
+        "def put(): ...",
+        "def put(at: int): ...",
+        "class Words: ...\ndef put(at: Words): ...",
+    ],
+)
+def test_a_program_of_another_version_is_refused(program, text):
+    with pytest.raises(
+        DataError, match=r"one\.py is a program of another version of mqo"
+    ) as refused:
+        call(program(text), "put", {"at": "a word"}, error=DataError)
+    assert "mqo apply --tree" in refused.value.help
+
+
+def test_an_argument_that_a_function_itself_refuses_is_no_other_version(program):
+    text = """
+from pydantic import TypeAdapter
+
+def put(at: str):
+    TypeAdapter(int).validate_python(at)
+"""
+    with pytest.raises(RunError, match=r"ended with exit code 1"):
+        call(program(text), "put", {"at": "a word"}, error=DataError)

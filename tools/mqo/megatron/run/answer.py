@@ -11,6 +11,7 @@ names.
 import importlib.util
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,33 +21,49 @@ from typing import Any
 CORRECTABLE = {"InferenceError", "CheckpointError", "GuardError", "QuantizerError"}
 
 
+class AbsentError(Exception):
+    """A program lacks a function."""
+
+
 def main(program: Path, function: str, request: Path, answer: Path) -> None:
     """Write the function's answer to the request."""
     root = program.resolve().parents[1]
     # Not the program's folder: numba would import its coverage.py as the package.
     sys.path[:1] = [str(root / ".mqo_runtime"), str(root)]
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    from pydantic import validate_call
+    from pydantic import PydanticUserError, ValidationError, validate_call
 
-    from mqo.megatron.run.errors import leave
+    from mqo.megatron.run.errors import InferenceError, leave
 
     arguments = json.loads(request.read_text(encoding="utf-8"))
     try:
         result = validate_call(loaded(program, function))(**arguments)
     except Exception as error:
-        if CORRECTABLE.isdisjoint(kind.__name__ for kind in type(error).__mro__):
+        unlike = isinstance(error, ValidationError) and error.title == function
+        if unlike or isinstance(error, (AbsentError, PydanticUserError)):
+            error = InferenceError(
+                f"{program} is a program of another version of mqo",
+                "those of this version",
+                f"Run `mqo apply --tree {shlex.quote(str(root))}`",
+            )
+        elif CORRECTABLE.isdisjoint(kind.__name__ for kind in type(error).__mro__):
             raise
         leave(error)
     answer.write_text(json.dumps(result, default=str), encoding="utf-8")
 
 
 def loaded(program: Path, function: str) -> Callable[..., Any]:
-    """Return a function of a program, which is imported under a name that no package has."""
+    """Return a function of a program, which is imported under a name that no package has.
+
+    Raise AbsentError if it has no such function.
+    """
     spec = importlib.util.spec_from_file_location(f"{program.stem}_program", program)
     assert spec is not None and spec.loader is not None  # it is a file of Python
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    answers: Callable[..., Any] = getattr(module, function)
+    answers: Callable[..., Any] | None = getattr(module, function, None)
+    if answers is None:
+        raise AbsentError(f"{program} has no function {function}")
     return answers
 
 
