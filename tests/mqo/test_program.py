@@ -1,8 +1,10 @@
 """Programs of a tree, started by `mqo`: small ones of our own."""
 
+import os
+
 import pytest
 from mqo.errors import DataError, RunError
-from mqo.program import Advance, ask, call
+from mqo.program import Advance, ask, at_once, call
 
 
 @pytest.fixture
@@ -121,3 +123,29 @@ def put(at: str):
 """
     with pytest.raises(RunError, match=r"ended with exit code 1"):
         call(program(text), "put", {"at": "a word"}, error=DataError)
+
+
+def test_an_error_in_one_thread_ends_the_programs_of_the_others(program, tmp_path):
+    path = program("import signal\nopen(os.environ['PIPE'], 'w').close()\nsignal.pause()")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    def work(number):
+        if number:
+            return ask(path, [], variables={"PIPE": str(pipe)})
+        pipe.open().close()  # the program of the other thread runs
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        at_once(work, range(2), threads=2)
+
+
+def test_results_of_threads_are_in_order_and_programs_run_at_once(program, tmp_path):
+    path = program(
+        "open(os.environ['PIPE'], sys.argv[1]).close()\nopen(sys.argv[2], 'w').write('1')"
+    )
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)  # each end waits for the other
+    variables = {"PIPE": str(pipe)}
+    results = at_once(lambda way: ask(path, [way], variables=variables), "rw", threads=2)
+    assert results == [1, 1]

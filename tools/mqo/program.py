@@ -6,11 +6,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mqo import process
 from mqo.errors import MqoError, RunError
@@ -32,6 +33,17 @@ class Advance(NamedTuple):
 
 
 Watch = Callable[[Advance], None]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class _Thread(threading.local):
+    """What a thread of `at_once` watches: whether the programs of all threads are to end."""
+
+    stopped = threading.Event()  # never set
+
+
+_thread = _Thread()
 
 
 def ask(
@@ -97,6 +109,8 @@ def _exit_code(
             watch(Advance(**json.loads(progress.read_text(encoding="utf-8"))))
         if limit_s is not None and time.monotonic() - started > limit_s:
             raise RunError(f"{name} did not end within {limit_s} s")
+        if _thread.stopped.is_set():
+            raise RunError(f"{name} was ended")
 
 
 def _name(program: Path) -> str:
@@ -113,3 +127,23 @@ def call(program: Path, function: str, request: Mapping[str, Any], **options: An
         file.write_text(json.dumps(request, default=str), encoding="utf-8")
         words = [str(program), function, str(file)]
         return ask(Path(answer.__file__), words, name=_name(program), **options)
+
+
+def at_once(work: Callable[[T], R], items: Iterable[T], threads: int) -> list[R]:
+    """Return `work` of each item, computed in threads that each run a program.
+
+    A stop signal, and an error in one thread, end the programs of all.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # takes time to load
+
+    stopped = threading.Event()
+
+    def begin() -> None:
+        _thread.stopped = stopped
+
+    with ThreadPoolExecutor(threads, initializer=begin) as pool:
+        try:
+            return list(pool.map(work, items))
+        except BaseException:
+            stopped.set()
+            raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +16,7 @@ from mqo.launch.program_cache import ask_cached, source_of
 from mqo.matrix import layer_pattern
 from mqo.overlay.series import Series
 from mqo.overlay.tree import Tree
+from mqo.program import at_once
 from mqo.project import Project
 from mqo.simulate.facts import RankFacts
 
@@ -117,5 +117,5 @@ def simulate(
             )
 
         say(f"simulate : {len(requests)} of {job.config.placement.cluster.processes} ranks")
-        with ThreadPoolExecutor(max_workers=len(os.sched_getaffinity(0))) as pool:
-            return [RankFacts(**facts) for facts in pool.map(run, requests)]
+        found = at_once(run, requests, threads=len(os.sched_getaffinity(0)))
+        return [RankFacts(**facts) for facts in found]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from mqo.overlay.quant_types.gemms import ATTEND, SITES
 from mqo.overlay.series import Series
 from mqo.overlay.snapshot import snapshot
 from mqo.overlay.tree import Tree
-from mqo.program import call
+from mqo.program import at_once, call
 
 PROGRAM = "tools/verify_forward.py"
 QUANT_TYPE = "mxfp8"
@@ -78,8 +77,7 @@ def try_forward(tree: Tree, series: Series, folder: Path) -> Forward:
     first = _step(bare)
     if first.lacks:
         return Forward("compiled only", first.lacks)
-    with ThreadPoolExecutor(2) as pool:
-        faults = judge(first, *pool.map(_step, (none, quantized)))
+    faults = judge(first, *at_once(_step, (none, quantized), threads=2))
     return Forward("failed" if faults else "run", faults=tuple(faults))
 
 
