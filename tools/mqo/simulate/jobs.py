@@ -117,5 +117,5 @@ def simulate(
             )
 
         say(f"simulate : {len(requests)} of {job.config.placement.cluster.processes} ranks")
-        found = at_once(run, requests, threads=len(os.sched_getaffinity(0)))
-        return [RankFacts(**facts) for facts in found]
+        ranks = at_once(run, requests, threads=len(os.sched_getaffinity(0)))
+        return [RankFacts(**facts) for facts in ranks]
