@@ -40,11 +40,12 @@ def write(run: RunFolder, name: str, sent: Sent) -> None:
 def held(run: RunFolder) -> Iterator[None]:
     """Lock the run for one process; TrackerError for a second one."""
     try:
-        with FileLock(run.root / ".trackers.lock", timeout=0):
-            yield
+        lock = FileLock(run.root / ".trackers.lock").acquire(timeout=0)
     except Timeout:
         raise TrackerError(
             f"Another process is sending {run.root}",
             expected="one process at a time; a training with --tracker is one",
             help="Wait for it to end",
         ) from None
+    with lock:  # a timeout in the block is another one
+        yield
