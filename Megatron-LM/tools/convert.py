@@ -57,7 +57,7 @@ def describe(checkpoint: Path) -> dict[str, Any]:
     check_kinds(saved, folder)
     facts = {"arguments": saved, "parser": parser_facts()}
     try:
-        json.dumps(facts, default=str)
+        json.dumps(facts, default=str)  # as answer.py does, which would end with a traceback
     except (TypeError, ValueError, RecursionError) as error:
         raise SavedError(
             f"{folder} holds arguments that are not JSON values: {error}", "arguments of a training"
@@ -113,10 +113,11 @@ def finalize(source: Path, target: Path, flags: list[str]) -> None:
     Projections of the distillation, the optimizer and the random states are left out.
     """
     from megatron.inference import load_model
+    from megatron.inference.checkpointing import read_args
 
     folder = load_model.find_checkpoint(source)
     stage("reading the checkpoint", 2)
-    save_release(*load_model.load(folder, load_model.read_args(folder), flags), target)
+    save_release(*load_model.load(folder, read_args(folder), flags), target)
 
 
 def to_hf(source: Path, target: Path, flags: list[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import preflight  # noqa: F401  (checks where megatron comes from)
 import torch
 from megatron.inference import load_model
-from megatron.inference.checkpointing import common_state
+from megatron.inference.checkpointing import common_state, read_args
 from mqo.megatron.run.errors import reading
 from mqo.megatron.run.files import iteration_of
 from mqo.megatron.run.modelopt import QUANTIZED_AS, STATE, describe_state
@@ -66,7 +66,7 @@ def describe(checkpoint: Path) -> dict[str, Any]:
     from mqo.megatron.run.resumed_types import FORMATS, PLUGINS, ROWS
 
     folder = load_model.find_checkpoint(checkpoint)
-    args = load_model.read_args(folder)
+    args = read_args(folder)
     types = load_model.types_of(args, folder)
     state = common_state(folder / STATE) if (folder / STATE).is_dir() else {}
     modelopt = describe_state(state, getattr(args, QUANTIZED_AS, None))
@@ -131,7 +131,7 @@ def tasks(
     from megatron.inference.tasks.scores import evaluate
 
     iteration = load_model.find_checkpoint(checkpoint)
-    saved = load_model.read_args(iteration)
+    saved = read_args(iteration)
     args = load_model.arguments_here(iteration, saved, platform, ignored)
     tokenizer = load_model.tokenizer_of(args, choice.tokenizer)
     if tokenizer.eod is None:
@@ -180,7 +180,7 @@ def loaded_with_texts(
     The last element is the largest number of tokens to predict of each text, None for all.
     """
     folder = load_model.find_checkpoint(checkpoint)
-    args, model = load_model.load(folder, load_model.read_args(folder), platform, ignored)
+    args, model = load_model.load(folder, read_args(folder), platform, ignored)
     texts = chosen_texts(args, choice)
     limit = choice.tokens and max(1, choice.tokens // len(texts))
     return folder, args, model, texts, limit

@@ -11,6 +11,7 @@ from typing import Any
 import preflight  # noqa: F401  (checks where megatron comes from)
 import torch
 from megatron.inference import load_model
+from megatron.inference.checkpointing import read_args
 from megatron.inference.generation import Choice, generate_tokens, started
 from mqo.megatron.run.files import iteration_of
 
@@ -42,7 +43,7 @@ def generate(
         ignored: unknown arguments of the checkpoint to ignore.
     """
     folder = load_model.find_checkpoint(checkpoint)
-    args, model = load_model.load(folder, load_model.read_args(folder), platform, ignored)
+    args, model = load_model.load(folder, read_args(folder), platform, ignored)
     words = load_model.tokenizer_of(args, tokenizer)
     encoded = [[int(token) for token in words.tokenize(prompt)] for prompt in prompts]
     for prompt, ids in zip(prompts, encoded, strict=True):

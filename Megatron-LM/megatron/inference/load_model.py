@@ -24,7 +24,6 @@ from mqo.quant.schedule import parse_schedule, type_at
 from torch import Tensor, nn
 
 from .checkpointing import WEIGHTS_ONLY, check_format, checkpoint_folder
-from .checkpointing import read_args as read_args
 from .one_process import build, load_weights, typed_build_errors
 
 T = TypeVar("T")

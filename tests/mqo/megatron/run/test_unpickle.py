@@ -247,7 +247,7 @@ def test_each_way_to_the_arguments_refuses_the_command(folder, marker, one_rank,
         (made.parent / "inner").rename(made / "modelopt_state")
     with pytest.raises(CheckpointError, match=r"\w+\.system"):
         if way == "evaluate":
-            load_model.read_args(load_model.find_checkpoint(made.parent))
+            checkpointing.read_args(load_model.find_checkpoint(made.parent))
         elif way == "teacher":
             checkpointing.read_arguments(made.parent)
         else:
@@ -256,10 +256,10 @@ def test_each_way_to_the_arguments_refuses_the_command(folder, marker, one_rank,
 
 
 def test_arguments_have_the_names_of_this_release(folder, one_rank):
-    from megatron.inference import checkpointing, load_model
+    from megatron.inference import checkpointing
 
     made = folder(args=Namespace(norm_epsilon=1e-6))
-    assert vars(load_model.read_args(made)) == {"layernorm_epsilon": 1e-6}
+    assert vars(checkpointing.read_args(made)) == {"layernorm_epsilon": 1e-6}
     assert checkpointing.read_arguments(made.parent) == {"layernorm_epsilon": 1e-6}
 
 
